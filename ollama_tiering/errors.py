@@ -18,15 +18,30 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
+def plain(text: str) -> str:
+    """One line that a terminal shows as it is: a path or a name may have line ends, control codes
+    and bytes that are no text.
+    """
+    return text if text.isprintable() else "".join(map(_plain, text))
+
+
+def _plain(character: str) -> str:
+    return character if character.isprintable() else repr(character)[1:-1]
+
+
 class TieringError(Exception):
-    """Base of all expected failures. Raised by itself for a failure that no other class names."""
+    """Base of all expected failures. Raised by itself for a failure that no other class names.
+
+    `message` and `hint` are a line each. `told`: lines of a log that follow the message.
+    """
 
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+    def __init__(self, message: str, *, hint: str | None = None, told: str = "") -> None:
+        lines = "".join(f"\n{plain(line.expandtabs())}" for line in told.splitlines())
+        self.message = plain(message) + lines
+        self.hint = plain(hint) if hint is not None else None
+        super().__init__(self.message)
 
 
 class ResultDiffers(TieringError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 NAMES: Final = {
@@ -31,4 +32,27 @@ NAMES: Final = {
     "tilde": "~root",
     "long": "x" * 100,
     "scheme": "unix:",
+    "dots": "..a",
+    "as long as may be": "x" * 255,
 }
+
+
+def nothing_there(place: Path) -> dict[str, str]:
+    """Paths at which neither a directory is nor one can be used. Makes what they lead to."""
+    file, loop, lost = place / "file", place / "loop", place / "lost"
+    file.write_bytes(b"\xff\x00 no text\n")
+    loop.symlink_to(loop)
+    lost.symlink_to(place / "nothing")
+    return {
+        "nothing": str(place / "nothing"),
+        "a file": str(file),
+        "below a file": str(file / "x"),
+        "a file with a slash": f"{file}/",
+        "a link to itself": str(loop),
+        "a link to nothing": str(lost),
+        "a name that is too long": str(place / ("x" * 256)),
+        "a path that is too long": str(place) + "/x" * 2500,
+        "above nothing": str(place / "nothing" / ".."),
+        "no user": "~no-such-user/x",
+        "no variable": "$NO_SUCH_VARIABLE/x",
+    }

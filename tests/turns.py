@@ -40,9 +40,11 @@ FILES = frozenset(
         "tests/integration/test_demo.py",
         "tests/integration/test_engine_allocations.py",
         "tests/integration/test_odd_paths.py",
+        "tests/integration/test_odd_paths_looked_at.py",
         "tests/integration/test_start_script.py",
         "tests/integration/test_wheel.py",
         "tests/unit/measure/test_store.py",
+        "tests/unit/patchset/test_odd_paths.py",
         "tests/unit/kernels/test_cuda_emulation.py",
         "tests/unit/kernels/test_cuda_fake.py",
     )

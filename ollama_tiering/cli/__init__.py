@@ -8,20 +8,24 @@ else is a bug: exit code 1, and a traceback with --debug.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ollama_tiering import __version__, extras
-from ollama_tiering.errors import TieringError, UsageError, did_you_mean
+from ollama_tiering.errors import TieringError, UsageError, did_you_mean, plain
 from ollama_tiering.system import own_process
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+_WRONG_KIND = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)  # of a path
 
 COMMANDS = {
     "up": ("ollama_tiering.cli.up:up", "Build the patched Ollama if needed, and serve with it."),
@@ -78,6 +82,17 @@ COMMANDS = {
         "Run a benchmark on this machine.",
     ),
 }
+
+
+class NamedPath(click.Path):
+    """A path that is not empty: with a variable that is not set, `--tree "$TREE"` does not mean the
+    working directory.
+    """
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value):
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class LazyGroup(click.Group):
@@ -154,7 +169,10 @@ def _run(command: click.Command, name: str, arguments: list[str], debug: bool) -
         return UsageError.exit_code
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
-        _complain(error.format_message(), f"{context.command_path} -h" if context else None)
+        said = error.format_message()
+        choices = isinstance(error, click.MissingParameter)  # a line each
+        hint = f"{context.command_path} -h" if context else None
+        _complain(said if choices else plain(said), hint)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         _complain("interrupted", None)
@@ -173,11 +191,18 @@ def _run(command: click.Command, name: str, arguments: list[str], debug: bool) -
             traceback.print_exc()
         from ollama_tiering.doctor.system_errors import cause_and_cure
 
-        _complain(*cause_and_cure(error))
-        return 1
+        _complain(*map(plain, cause_and_cure(error)))
+        return UsageError.exit_code if error.errno in _WRONG_KIND else 1
     except Exception as error:
         return _bug(error, debug)
     return outcome if isinstance(outcome, int) else 0
+
+
+def echo_path(path: Path) -> None:
+    """Prints a line for another program: the very bytes of the path, also those that a terminal
+    lacks.
+    """
+    click.echo(own_process.bytes_of(path))
 
 
 def _bug(error: Exception, debug: bool) -> int:
@@ -186,7 +211,8 @@ def _bug(error: Exception, debug: bool) -> int:
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
     cure = "this is a bug; run again with `tiering --debug …` and report what it prints"
-    _complain(f"unexpected {type(error).__name__} at {where}: {error}", None if debug else cure)
+    said = plain(f"unexpected {type(error).__name__} at {where}: {error}")
+    _complain(said, None if debug else cure)
     return 1
 
 

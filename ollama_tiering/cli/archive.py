@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli import CONTEXT_SETTINGS, NamedPath
 from ollama_tiering.cli.model_names import known_names, label, of_models
 from ollama_tiering.cli.store_options import (
     administration,
@@ -30,7 +30,7 @@ _DIGITS = 12
 
 @click.command("export", context_settings=CONTEXT_SETTINGS)
 @click.argument("chain_id", metavar="ID")
-@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("target", type=NamedPath(path_type=Path))
 @click.option(
     "--directory", "as_directory", is_flag=True, help="Write a directory instead of a tar."
 )
@@ -93,7 +93,7 @@ def export_command(
 
 
 @click.command("import", context_settings=CONTEXT_SETTINGS)
-@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.argument("source", type=NamedPath(exists=True, path_type=Path))
 @dry_run_option
 @store_options
 def import_command(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ollama_tiering.cli import NamedPath
 from ollama_tiering.config.words import flag_note
 from ollama_tiering.errors import UsageError
 
@@ -28,7 +29,7 @@ Command = Callable[..., None]
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 out_option = click.option(
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NamedPath(dir_okay=False, path_type=Path),
     help="Write the record to this file, in Markdown.",
 )
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")

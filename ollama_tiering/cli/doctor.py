@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.errors import plain
 
 if TYPE_CHECKING:
     from ollama_tiering.doctor.check import Check
@@ -40,9 +41,9 @@ def _say(check: Check) -> None:
     click.echo(
         f"{click.style(f'{check.state:<4}', _COLOURS[check.state])}  {check.name}: ", nl=False
     )
-    click.echo(check.finding)
+    click.echo(plain(check.finding))
     if check.cure:
-        click.echo(f"      -> {check.cure}")
+        click.echo(f"      -> {plain(check.cure)}")
 
 
 def _summary(found: list[Check]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli import CONTEXT_SETTINGS, NamedPath
 from ollama_tiering.cli.model_names import present_models
 from ollama_tiering.cli.rm import kept_sentence
 from ollama_tiering.cli.store_options import (
@@ -36,7 +36,7 @@ _KINDS = {
 )
 @click.option(
     "--models",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=NamedPath(exists=True, file_okay=False, path_type=Path),
     help="Also remove blocks of models that are not in this models directory.",
 )
 @dry_run_option

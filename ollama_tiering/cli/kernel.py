@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli import CONTEXT_SETTINGS, NamedPath
 from ollama_tiering.errors import ResultDiffers, TieringError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _line(row: CheckRow) -> str:
 @kernel.command()
 @click.option(
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NamedPath(dir_okay=False, path_type=Path),
     help="Also write every line to this file, as JSON.",
 )
 @click.option("--quick", is_flag=True, help="Leave out the bandwidths, which take minutes.")

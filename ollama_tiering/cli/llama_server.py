@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli import CONTEXT_SETTINGS, NamedPath
 from ollama_tiering.config.environment import ENV_LLAMA_SERVER
 from ollama_tiering.config.words import flag_note
 
@@ -14,14 +14,14 @@ from ollama_tiering.config.words import flag_note
 @click.command("llama-server", context_settings=CONTEXT_SETTINGS)
 @click.option(
     "--program",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NamedPath(dir_okay=False, path_type=Path),
     envvar=ENV_LLAMA_SERVER,
     help="A llama-server with the tiering.  "
     f"[env {ENV_LLAMA_SERVER}; default: the latest in the cache]",
 )
 @click.option(
     "--socket",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="Unix socket of the sidecar." + flag_note("sidecar.socket"),
 )
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")

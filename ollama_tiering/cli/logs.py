@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from ollama_tiering.cli import CONTEXT_SETTINGS
-from ollama_tiering.errors import ServiceError
+from ollama_tiering.cli import CONTEXT_SETTINGS, echo_path
+from ollama_tiering.errors import ServiceError, plain
 
 _POLL_SECONDS = 0.3
 _READ_BYTES = 1 << 20
@@ -38,11 +38,11 @@ def logs(which: str, lines: int, follow: bool, port: int | None, paths: bool) ->
     files = _files(which, port)
     if paths:
         for file in files:
-            click.echo(str(file))
+            echo_path(file)
         return
     places = {}
     for file in files:
-        click.echo(f"==> {file}", err=True)
+        click.echo(plain(f"==> {file}"), err=True)
         text, places[file] = _end(file, lines)
         click.echo(text, nl=False)
     while follow:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from ollama_tiering.errors import UsageError
+from ollama_tiering.cli import NamedPath
+from ollama_tiering.errors import UsageError, plain
 
 _EPILOG = "`tiering model shapes` lists the shapes; the options change one part of a shape."
 
@@ -23,7 +24,7 @@ def model() -> None:
 
 @model.command(epilog=_EPILOG)
 @click.argument("shape")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=NamedPath(dir_okay=False, path_type=Path))
 @click.option(
     "--seed",
     type=click.IntRange(0),
@@ -70,7 +71,9 @@ def make(
         shape, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
         embd=embd, ffn=ffn, ctx=ctx, dtype=dtype,
     )  # fmt: skip
-    if file.exists() and not force:
+    if file.is_dir():
+        raise UsageError(f"{file} is a directory", hint="name a file in it")
+    if (file.exists() or file.is_symlink()) and not force:
         raise UsageError(f"{file} exists", hint="--force replaces it")
     if not file.parent.is_dir():
         raise UsageError(
@@ -84,7 +87,7 @@ def make(
     )
     if dry_run:
         stored_bytes = sum(t.stored_bytes for t in tensors)
-        click.echo(f"would write {file}: {stored_bytes:,} bytes of weights ({what})")
+        click.echo(plain(f"would write {file}: {stored_bytes:,} bytes of weights ({what})"))
         return
 
     from ollama_tiering import extras
@@ -102,7 +105,7 @@ def make(
             f"cannot write {file}: {error.strerror or error}",
             hint="name a file in a directory of your own, on a disk with room",
         ) from error
-    click.echo(f"{file}: {stored_bytes:,} bytes ({what})")
+    click.echo(plain(f"{file}: {stored_bytes:,} bytes ({what})"))
 
 
 @model.command()

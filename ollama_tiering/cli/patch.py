@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from ollama_tiering import config
-from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli import CONTEXT_SETTINGS, NamedPath, echo_path
 from ollama_tiering.config.words import flag_note
-from ollama_tiering.errors import MissingTool, PatchConflict, UsageError
+from ollama_tiering.errors import MissingTool, PatchConflict, UsageError, plain
 from ollama_tiering.patchset import apply as applying
 from ollama_tiering.patchset import build as building
 from ollama_tiering.patchset import (
@@ -38,7 +38,7 @@ Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 _TAG = click.option("--tag", help="Version of Ollama." + flag_note("patch.tag"))
 _TREE = click.option(
     "--tree",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="Use this plain source tree instead of the one in the cache.",
 )
 _SOURCE = click.option(
@@ -156,7 +156,7 @@ def check(tag: str | None, tree: Path | None, allow_untested: bool, all_tags: bo
             cache=cache,
             go=_go(patchset, tree),
         )
-        click.echo(f"{tree}: {found}, applies")
+        click.echo(plain(f"{tree}: {found}, applies"))
         return
     wanted = list(patchset.pins) if all_tags else [_tag_of(tag) or config.load().patch.tag]
     cached = [name for name in wanted if cache.has(name)]
@@ -195,16 +195,16 @@ def apply(tree: Path | None, dry_run: bool, **given: Any) -> None:
         source, options = options_of(**given)
         plan = plan_of(options)
         if dry_run:
-            click.echo(f"would patch {plan.tree} ({_summary(patchset)})")
+            click.echo(plain(f"would patch {plan.tree} ({_summary(patchset)})"))
             return
         ensure_source(patchset, cache, source, options, report)
         building.prepare(plan, patchset, cache, report)
-        click.echo(str(plan.tree))
+        echo_path(plan.tree)
         return
     tag, untested, go = _tag_of(given["tag"]), given["allow_untested"], _go(patchset, tree)
     if dry_run:
         found = applying.check(patchset, tree, tag=tag, allow_untested=untested, cache=cache, go=go)
-        click.echo(f"would patch {tree}: {found} ({_summary(patchset)})")
+        click.echo(plain(f"would patch {tree}: {found} ({_summary(patchset)})"))
         return
     touched = applying.apply(patchset, tree, tag=tag, allow_untested=untested, go=go, cache=cache)
     report.say(
@@ -212,7 +212,7 @@ def apply(tree: Path | None, dry_run: bool, **given: Any) -> None:
         if touched
         else "already applied, nothing to do"
     )
-    click.echo(str(tree))
+    echo_path(tree)
 
 
 @patch.command()
@@ -249,7 +249,7 @@ def revert(
     if dry_run:
         record = Tree(root).record()
         number = len(record.changed) + len(record.added) if record else 0
-        click.echo(f"would restore {config.count(number, 'file')} in {root}")
+        click.echo(plain(f"would restore {config.count(number, 'file')} in {root}"))
         return
     touched = applying.revert(root)
     click.echo(
@@ -258,7 +258,7 @@ def revert(
         else "not patched, nothing to do",
         err=True,
     )
-    click.echo(str(root))
+    echo_path(root)
 
 
 @patch.command()
@@ -291,14 +291,14 @@ def status(tree: Path | None, as_json: bool) -> None:
     click.echo(f"patch set {patchset.digest[:12]}: {_summary(patchset)}")
     for row in rows:
         remark = row["detail"] or ", ".join(row["edited"])
-        click.echo(
-            f"{row['tree']}: {row['state']} {row['tag'] or ''}{f' ({remark})' if remark else ''}"
-        )
+        said = f"{row['state']} {row['tag'] or ''}{f' ({remark})' if remark else ''}"
+        click.echo(plain(f"{row['tree']}: {said}"))
         if row["binary"]:
-            click.echo(f"  built: {row['binary']}")
+            click.echo(plain(f"  built: {row['binary']}"))
     for one in installed:
-        click.echo(f"{one['installed']}: {one['state']} {one['version']} ({one['llama_cpp']})")
-        click.echo(f"  built: {one['binary']}")
+        said = f"{one['state']} {one['version']} ({one['llama_cpp']})"
+        click.echo(plain(f"{one['installed']}: {said}"))
+        click.echo(plain(f"  built: {one['binary']}"))
     if not rows and not installed:
         click.echo("no build tree yet; `tiering patch` makes one")
 
@@ -316,14 +316,14 @@ def _build(
     if installed := choose.chosen(ollama or (choose.AUTO if llama_source else None), go):
         from ollama_tiering.cli.patch_installed import patch_installed
 
-        click.echo(str(patch_installed(installed, llama_source, given, report)))
+        echo_path(patch_installed(installed, llama_source, given, report))
         return
     if str(given.get("cuda")).startswith(stock.OPTION):
         images.archs(arch)  # a word that is none is said before the build
     binary = ensure_binary(report, **given)
     if gpu_libraries.of_stock(binary):
         _make_images(binary, arch, report)
-    click.echo(str(binary))
+    echo_path(binary)
 
 
 def _make_images(binary: Path, named: str | None, report: Report) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ollama_tiering import config
+from ollama_tiering.errors import plain
 from ollama_tiering.launch import tree_upkeep
 from ollama_tiering.launch.llama_up import make_tree, remove_trees
 from ollama_tiering.patchset.binary import named_binary
@@ -59,6 +60,6 @@ def revert_installed(ollama: str, dry_run: bool) -> None:
         tree_upkeep.remove_rest(report)
     for folder in folders:
         done = "would remove" if dry_run else "in use      " if folder.exists() else "removed"
-        click.echo(f"{done} {folder}")
+        click.echo(plain(f"{done} {folder}"))
     if not folders:
         click.echo("no installed Ollama is patched, nothing to do", err=True)

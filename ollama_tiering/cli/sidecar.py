@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ollama_tiering import config
+from ollama_tiering.cli import NamedPath
 from ollama_tiering.config import agreeing, count, format_size
 from ollama_tiering.config.words import flag_note
 
@@ -19,12 +20,12 @@ _LEVELS = ("debug", "info", "warning", "error")
 @click.command()
 @click.option(
     "--socket",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="Unix socket to listen on." + flag_note("sidecar.socket"),
 )
 @click.option(
     "--ram-dir",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="Directory of the RAM tier, on tmpfs." + flag_note("sidecar.ram_dir"),
 )
 @click.option(
@@ -35,7 +36,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option(
     "--local",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="Directory of the local tier." + flag_note("sidecar.local_dir"),
 )
 @click.option(
@@ -46,7 +47,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option(
     "--remote",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="Directory of the remote tier, which several machines may share (NFS)."
     + flag_note("sidecar.remote_dir"),
 )
@@ -75,7 +76,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 @click.option(
     "--config",
     "config_file",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="Read this settings file instead of the usual one.",
 )
 def sidecar(

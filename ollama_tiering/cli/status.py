@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ollama_tiering import config
-from ollama_tiering.cli import status_rules, status_shortfalls, status_use
+from ollama_tiering.cli import NamedPath, status_rules, status_shortfalls, status_use
 from ollama_tiering.cli.reach import listens, memory_of
 from ollama_tiering.config import MemoryLimit, agreeing, count, format_size
 from ollama_tiering.errors import ServiceError
@@ -27,7 +27,7 @@ _ASK_SECONDS = 5.0
 
 
 @click.command()
-@click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the sidecar.")
+@click.option("--socket", type=NamedPath(path_type=Path), help="Unix socket of the sidecar.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(socket: Path | None, as_json: bool) -> None:
     """Show what the running sidecar knows: tiers, hits, loaded models, and what each model saved.

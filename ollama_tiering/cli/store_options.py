@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 import click
 
 from ollama_tiering import config
+from ollama_tiering.cli import NamedPath
 from ollama_tiering.cli.reach import listens
 from ollama_tiering.config import parse_size
 from ollama_tiering.errors import ConfigError, ServiceError
@@ -92,10 +93,10 @@ def store_options(command: F) -> F:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/cli.md lists it)."),
         click.option(
-            "--config", "config_file", type=click.Path(path_type=Path), help="Settings file."
+            "--config", "config_file", type=NamedPath(path_type=Path), help="Settings file."
         ),
         click.option(
-            "--socket", type=click.Path(path_type=Path), help="Unix socket of the sidecar."
+            "--socket", type=NamedPath(path_type=Path), help="Unix socket of the sidecar."
         ),
     ):
         command = option(command)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli import CONTEXT_SETTINGS, NamedPath
 
 if TYPE_CHECKING:
     from ollama_tiering.systemd.plan import InstallPlan, InstallRequest
     from ollama_tiering.systemd.service import InstallOutcome
 
-_PATH = click.Path(path_type=Path)
+_PATH = NamedPath(path_type=Path)
 
 
 def _place(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ollama_tiering.cli import CONTEXT_SETTINGS
+from ollama_tiering.cli import CONTEXT_SETTINGS, NamedPath
 from ollama_tiering.config.words import flag_note
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ _EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it if it is missing
 @click.option("--host", help="Where Ollama listens.  [env OLLAMA_HOST; default: 127.0.0.1:11434]")
 @click.option(
     "--models",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=NamedPath(file_okay=False, path_type=Path),
     help="Directory of the models.  [env OLLAMA_MODELS; default: Ollama's own]",
 )
 @click.option(
     "--socket",
-    type=click.Path(path_type=Path),
+    type=NamedPath(path_type=Path),
     help="Unix socket of the sidecar." + flag_note("sidecar.socket"),
 )
 @click.option(

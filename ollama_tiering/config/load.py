@@ -32,7 +32,7 @@ from ollama_tiering.config.settings import (
     SidecarConfig,
 )
 from ollama_tiering.config.sizes import GIB
-from ollama_tiering.errors import ConfigError, did_you_mean
+from ollama_tiering.errors import ConfigError, did_you_mean, plain
 
 _SHOWN_CHARACTERS: Final = 200  # of what the file says, in a message: it may say anything
 
@@ -180,8 +180,7 @@ def _refuse_unknown_keys(document: Mapping[str, Any], file: Path, text: str) -> 
 
 def _shown(text: str) -> str:
     """One line that a terminal can show."""
-    plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:_SHOWN_CHARACTERS])
-    return plain + "…" * (len(text) > _SHOWN_CHARACTERS)
+    return plain(text[:_SHOWN_CHARACTERS]) + "…" * (len(text) > _SHOWN_CHARACTERS)
 
 
 def _line_of(text: str, key: str) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ollama_tiering.config.sizes import parse_size
-from ollama_tiering.errors import ConfigError, did_you_mean
+from ollama_tiering.errors import ConfigError, did_you_mean, plain
 
 SECTION: Final = "models"
 EVERY: Final = "*"
@@ -199,5 +199,4 @@ def _opens(line: str, path: tuple[str, ...]) -> bool:
 
 
 def _shown(text: str) -> str:
-    plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:_SHOWN_CHARACTERS])
-    return plain + "…" * (len(text) > _SHOWN_CHARACTERS)
+    return plain(text[:_SHOWN_CHARACTERS]) + "…" * (len(text) > _SHOWN_CHARACTERS)

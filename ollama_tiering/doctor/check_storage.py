@@ -14,10 +14,11 @@ import psutil
 
 from ollama_tiering.config import APP_NAME, SidecarConfig, format_size, memory_limit
 from ollama_tiering.doctor.check import Check, fail, ok, warn
-from ollama_tiering.store import ram_place, stores_seen
+from ollama_tiering.store import VERSION_DIRECTORY, ram_place, stores_seen
 from ollama_tiering.system.abilities import lacks
 from ollama_tiering.system.deadline import DeadlineThreads
 from ollama_tiering.system.directories import NotPrivate, UnusableDirectory, cure_of
+from ollama_tiering.system.files import without_links
 from ollama_tiering.system.filesystems import is_memory, is_network
 
 _TO_BE_CHOSEN = ram_place.SHARED_MEMORY / f"{APP_NAME}-..."  # the first start makes a name up
@@ -161,7 +162,7 @@ def permissions(name: str, directory: Path) -> Check:
             return ok(name, f"{directory} is not there yet; it will be made")
         return fail(name, f"{directory} cannot be made in {above}", "name a directory of your own")
     if stat.S_ISLNK(info.st_mode):
-        where = f"name the directory itself: {directory.resolve()}"
+        where = f"name the directory itself: {without_links(directory)}"
         return fail(name, f"{directory} is a link", where)
     if not stat.S_ISDIR(info.st_mode):
         return fail(name, f"{directory} is no directory", "remove it, or name another")
@@ -177,7 +178,7 @@ def permissions(name: str, directory: Path) -> Check:
 
 def file_system(directory: Path) -> str:
     """The type of the mounted file system that has this path; empty if it is not known."""
-    place = _existing(directory).resolve()
+    place = without_links(_existing(directory))
     mounts = [(Path(mount.mountpoint), mount.fstype) for mount in psutil.disk_partitions(all=True)]
     holding = [(m, kind) for m, kind in mounts if place == m or m in place.parents]
     # of two mounts at one place the later one is seen
@@ -189,7 +190,7 @@ def file_system(directory: Path) -> str:
 def stored_bytes(directory: Path) -> int:
     """Physical bytes of the blocks in the directory."""
     total = 0
-    for folder, _, files in os.walk(directory):
+    for folder, _, files in os.walk(directory / VERSION_DIRECTORY):  # all else is not ours
         for name in files:
             try:
                 total += (Path(folder) / name).lstat().st_blocks * 512

@@ -23,6 +23,7 @@ _CURES: Final = {
     errno.EACCES: "run this as the owner of that path, or name another",
     errno.EPERM: "run this as the owner of that path, or name another",
     errno.EMFILE: "allow more open files: ulimit -n 65536",
+    errno.ENAMETOOLONG: "name a shorter path",
     errno.ENOMEM: "end other programs, or allow this one more memory",
 }
 

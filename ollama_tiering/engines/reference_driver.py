@@ -97,5 +97,5 @@ class ReferenceDriver:
     def _died(self, worker: subprocess.Popen[str]) -> ServiceError:
         code = worker.wait()
         return ServiceError(
-            f"the reference engine ended with exit code {code}:\n{log_tail(Path(self._log))}"
+            f"the reference engine ended with exit code {code}:", told=log_tail(Path(self._log))
         )

@@ -186,7 +186,7 @@ class Compiler:
             result = self._lib.nvrtcCompileProgram(program, len(options), arguments)
             log = self._text(program, "ProgramLog")
             if result != 0:
-                raise NvrtcError(f"NVRTC refused {what} for sm_{arch}:\n{log}")
+                raise NvrtcError(f"NVRTC refused {what} for sm_{arch}:", told=log)
             return Image(self._bytes(program, "PTX" if virtual else "CUBIN"), log)
         finally:
             self._lib.nvrtcDestroyProgram(ctypes.byref(program))

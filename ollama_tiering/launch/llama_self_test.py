@@ -159,7 +159,8 @@ def require_same_bits(
         with serving(installed.server, model, folder / "0.log", stock_env, *options) as stock:
             cold, hit = (stock.complete(prompt, ANSWER_TOKENS) for prompt in (one, two))
     except ServiceError as error:
-        raise StockFails(f"the installed {error.message}", hint=_NOT_KEPT) from None
+        cause, _, told = error.message.partition("\n")
+        raise StockFails(f"the installed {cause}", hint=_NOT_KEPT, told=told) from None
     socket = folder / "run" / "s"
     service = _service(folder, socket)
     try:
@@ -224,8 +225,9 @@ def _wait_stored(socket: Path, blocks: int, server: LlamaServer) -> str:
             said = "it knows the sidecar" if knows else "it never spoke to the sidecar"
             raise ServiceError(
                 f"self-test: llama-server stored nothing within {STORE_SECONDS:.0f} s, and {said}; "
-                f"last lines of its log:\n{server.tail()}",
+                "last lines of its log:",
                 hint=_NOT_KEPT,
+                told=server.tail(),
             )
         time.sleep(0.05)
 

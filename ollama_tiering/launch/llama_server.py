@@ -66,8 +66,9 @@ class LlamaServer:
             return Completed(said["timings"]["cache_n"], tuple(said["tokens"]), bits)
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             raise ServiceError(
-                f"llama-server does not answer as it should: {error}\n{self._child.tail()}",
+                f"llama-server does not answer as it should: {error}",
                 hint=f"read {self._child.log}",
+                told=self._child.tail(),
             ) from None
 
     def kill(self) -> None:

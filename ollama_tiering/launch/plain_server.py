@@ -25,6 +25,7 @@ from ollama_tiering.launch.supervise import Interrupts, Pair
 from ollama_tiering.launch.up import Teller
 from ollama_tiering.patchset.llama_server import built, installation
 from ollama_tiering.patchset.llama_server.link_tree import RECORD, LinkTree
+from ollama_tiering.system.files import without_links
 
 PROGRAM = "llama-server"
 _BUILT = (
@@ -86,8 +87,8 @@ def _latest() -> Path | None:
 
 
 def _tree_of(program: Path) -> LinkTree | None:
-    real = program.resolve()
-    return next((one for one in built.trees() if (one.lib / PROGRAM).resolve() == real), None)
+    real = without_links(program)
+    return next((one for one in built.trees() if without_links(one.lib / PROGRAM) == real), None)
 
 
 def _fits(tree: LinkTree) -> bool:
@@ -97,7 +98,7 @@ def _fits(tree: LinkTree) -> bool:
 
 def _has_tiering(program: Path) -> bool:
     """Whether it, or its library, reads the variable that names the engine socket."""
-    for folder in dict.fromkeys((program.parent, program.resolve().parent)):
+    for folder in dict.fromkeys((program.parent, without_links(program).parent)):
         for part in _PARTS:
             path = program if part == PROGRAM else folder / part
             if path.is_file() and ENV_ENGINE_SOCKET.encode() in path.read_bytes():

@@ -145,16 +145,18 @@ def wait_ready(
             raise died(child)
         if time.monotonic() > deadline:
             raise ServiceError(
-                f"{child.name} did not answer within {seconds:.0f} s\n{child.tail()}",
+                f"{child.name} did not answer within {seconds:.0f} s",
                 hint=f"read {child.log}",
+                told=child.tail(),
             )
         time.sleep(POLL_SECONDS)
 
 
 def died(child: Child) -> ServiceError:
     return ServiceError(
-        f"{child.name} {child.how_it_ended()}; last lines of its log:\n{child.tail()}",
+        f"{child.name} {child.how_it_ended()}; last lines of its log:",
         hint=f"the whole log is {child.log}",
+        told=child.tail(),
     )
 
 

@@ -11,6 +11,7 @@ from ollama_tiering.launch import ollama
 from ollama_tiering.launch.outdated import Outdated, of_tree
 from ollama_tiering.launch.process import Child, rotate
 from ollama_tiering.launch.unharmed import unharmed
+from ollama_tiering.system.files import without_links
 
 if TYPE_CHECKING:
     from ollama_tiering.launch.supervise import Pair
@@ -83,4 +84,4 @@ def other_program(pid: int, binary: Path) -> str:
         runs = Path(f"/proc/{pid}/exe").readlink()
     except OSError:  # another system, or just ended
         return ""
-    return "" if runs == binary.resolve() else str(runs)
+    return "" if runs == without_links(binary) else str(runs)

@@ -17,6 +17,7 @@ should not appear have a large channel 0.
 
 import math
 import os
+import secrets
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -61,7 +62,7 @@ def write_model(
 ) -> int:
     """As `make_model`, with the caller's weights: `values` gives each tensor of the shape."""
     shape.check()
-    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    tmp = path.with_name(f".{secrets.token_hex(8)}.tmp")  # whatever the length of the name
     try:
         _write(shape, tmp, name, values, progress)
         with tmp.open("rb+") as written:

@@ -35,10 +35,11 @@ def failed(program: str, done: Finished, log: Path, folder: Path) -> BuildError:
     if done.disk_was_full:
         return disk_full(folder)
     shown = "\n".join(f"  {line}" for line in _told(done, log))
-    message = f"{program} failed with exit code {done.returncode}; log: {log}\n{shown}"
+    message = f"{program} failed with exit code {done.returncode}; log: {log}"
     if cure := _weather(done):
-        return BuildError(message, hint=cure)
-    return DoesNotCompile(message, hint="read the log; to start over delete the folder it lies in")
+        return BuildError(message, hint=cure, told=shown)
+    cure = "read the log; to start over delete the folder it lies in"
+    return DoesNotCompile(message, hint=cure, told=shown)
 
 
 def first_error(error: BuildError) -> str:

@@ -21,6 +21,7 @@ from ollama_tiering import config
 from ollama_tiering.patchset.llama_server import tree_use
 from ollama_tiering.patchset.llama_server.tree_use import UNFINISHED
 from ollama_tiering.patchset.report import Report
+from ollama_tiering.system.files import without_links
 
 RECORD: Final = "build.json"
 LIBRARIES: Final = Path("build/lib/ollama")  # where Ollama looks, from its program
@@ -40,7 +41,7 @@ def root() -> Path:
 def folder_of(program: Path) -> Path | None:
     """The folder of a program that was built here; None for any other."""
     folder = program.parent
-    return folder if folder.parent.parent.resolve() == root().resolve() else None
+    return folder if without_links(folder.parent.parent) == without_links(root()) else None
 
 
 def source_of(program: Path) -> Path:

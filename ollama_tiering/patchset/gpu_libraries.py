@@ -20,6 +20,7 @@ from typing import Any
 from ollama_tiering.patchset import elf, release_archive, shim
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.stock import BASE, LIBRARY, CudaFolder, Installation
+from ollama_tiering.system.files import without_links
 
 BELOW = Path("build/lib/ollama")  # from the folder of a program that was built
 SHIM = shim.LIBRARY
@@ -94,7 +95,7 @@ def _fill(one: CudaFolder, target: Path) -> None:
         fresh.mkdir()
         _replace(one.library, fresh / LIBRARY)
         for path in one.others:
-            (fresh / path.name).symlink_to(path.resolve())
+            (fresh / path.name).symlink_to(without_links(path))
         fresh.rename(target / one.name)
 
 
@@ -102,10 +103,10 @@ def _replace(source: Path, target: Path) -> None:
     """A copy of its own, whole or not at all. What was unpacked out of an archive is never changed,
     and shares its bytes.
     """
-    real = source.resolve()
+    real = without_links(source)
     fresh = target.with_name(f".{target.name}.new")
     fresh.unlink(missing_ok=True)
-    if release_archive.folder().resolve() in real.parents:
+    if without_links(release_archive.folder()) in real.parents:
         with contextlib.suppress(OSError):  # a file system without such links
             os.link(real, fresh)
     if not fresh.exists():
@@ -135,7 +136,7 @@ def loaded_by(program: Path, paged: bool) -> list[Loaded]:
     """For NVIDIA GPUs, by a program: its folders of libraries as Ollama and GGML look for them
     (v0.16.3 ml/path.go, discover/runner.go, ggml-backend-reg.cpp:539). Empty: the CPU alone.
     """
-    program = program.resolve()
+    program = without_links(program)
     places = (program.parent.parent / "lib/ollama", program.parent / BELOW)
     root = next((place for place in places if place.exists()), None)
     if root is None:

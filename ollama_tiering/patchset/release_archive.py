@@ -12,6 +12,7 @@ import contextlib
 import gzip
 import hashlib
 import io
+import os
 import re
 import shutil
 import tarfile
@@ -28,6 +29,7 @@ from ollama_tiering import config
 from ollama_tiering.errors import UsageError
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
+from ollama_tiering.system.files import without_links
 
 MOST_BYTES = 32 << 30  # of the whole tar file; the releases of 2026 have about 4
 MOST_MEMBERS = 100_000
@@ -54,8 +56,8 @@ def unpacked(archive: Path, report: Report) -> Path:
     wrong with an archive.
     """
     info = archive.stat()
-    identity = f"{archive.resolve()}\0{info.st_size}\0{info.st_mtime_ns}"
-    target = folder() / hashlib.sha256(identity.encode()).hexdigest()[:16]
+    identity = f"{without_links(archive)}\0{info.st_size}\0{info.st_mtime_ns}"
+    target = folder() / hashlib.sha256(os.fsencode(identity)).hexdigest()[:16]
     with locked(target.with_name("lock"), f"another process unpacks {archive.name}", report):
         if not target.is_dir():
             _unpack(archive, target, report)

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from ollama_tiering.errors import plain
+
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -38,7 +40,7 @@ class Report:
         """Prints `text` and, if it went well, the seconds it took. Yields a function that sets the
         detail: shown live on a terminal, elsewhere as a line every SECONDS_BETWEEN_LINES.
         """
-        started = time.monotonic()
+        started, text = time.monotonic(), plain(text)
         if self.quiet:
             yield lambda _detail: None
         elif sys.stderr.isatty():
@@ -51,7 +53,8 @@ class Report:
 
                 def show(detail: str, seconds: float) -> None:
                     clock = f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
-                    live.update(f"{escape(text)}  [dim]{clock} {escape(detail[:width])}[/dim]")
+                    shown = escape(plain(detail[:width]))
+                    live.update(f"{escape(text)}  [dim]{clock} {shown}[/dim]")
 
                 with _ticking(show, started, every=1.0) as detail:
                     yield detail
@@ -69,7 +72,7 @@ class Report:
 def _print(text: str) -> None:
     """Nothing ends because a terminal has gone, or the disk behind stderr is full."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(plain(text), file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -67,9 +67,11 @@ def run(
     stdin: bytes = b"",
     report: Report | None = None,
     seconds: float | None = None,
+    paths: bool = False,
 ) -> Finished:
     """Runs a short command to its end and keeps its output. `env` is added to our own environment;
-    None removes a variable. TieringError if it takes longer than `seconds`.
+    None removes a variable. TieringError if it takes longer than `seconds`. `paths`: what it prints
+    has paths that are used, in any bytes.
     """
     command = [str(arg) for arg in args]
     if report:
@@ -96,7 +98,9 @@ def run(
     except BaseException:
         _abandon(process)
         raise
-    stdout, stderr = out.decode(errors="replace"), err.decode(errors="replace")
+    stdout, stderr = (
+        os.fsdecode(text) if paths else text.decode(errors="replace") for text in (out, err)
+    )
     return Finished(process.returncode, stdout, tuple((stdout + stderr).splitlines()[-KEPT_LINES:]))
 
 

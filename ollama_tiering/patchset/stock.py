@@ -21,6 +21,7 @@ from ollama_tiering.patchset import elf, identity, release_archive
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import run
+from ollama_tiering.system.files import without_links
 
 LIBRARY = "libggml-cuda.so"
 BASE = "libggml-base.so"
@@ -72,7 +73,7 @@ class Installation:
             with folder.library.open("rb") as file:
                 found[folder.name] = hashlib.file_digest(file, "sha256").hexdigest()
             for path in folder.others:
-                real = path.resolve()
+                real = without_links(path)
                 found[f"{folder.name}/{path.name}"] = f"{real.name} {real.stat().st_size}"
         return found
 
@@ -112,8 +113,8 @@ def usual() -> Installation | None:
     """The Ollama on PATH, if it is not one of ours, else one in the usual places."""
     program = shutil.which("ollama")
     places = list(USUAL)
-    if program and not identity.build_id_of(Path(program).resolve()):
-        places.insert(0, Path(program).resolve().parent.parent)
+    if program and not identity.build_id_of(without_links(Path(program))):
+        places.insert(0, without_links(Path(program)).parent.parent)
     return next((found for place in places if (found := at(place))), None)
 
 

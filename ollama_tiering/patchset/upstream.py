@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
-from urllib.request import url2pathname
+from urllib.parse import unquote_to_bytes
 
 from ollama_tiering import config
 from ollama_tiering.errors import FetchError, MissingTool, UnsupportedUpstream
@@ -186,7 +186,7 @@ class SourceCache:
             return
         self.root.parent.mkdir(parents=True, exist_ok=True)
         fresh = Path(tempfile.mkdtemp(prefix="source-", dir=self.root.parent))
-        import_git().Repo.init(fresh, bare=True)
+        _git_at(fresh).init("--quiet", "--bare")  # `Repo.init` replaces variables in the path
         fresh.rename(self.root)
 
     def _fetch_url(self, url: str, tags: list[str]) -> None:
@@ -333,7 +333,7 @@ def _git_at(git_dir: Path) -> git.Git:
 def local_git_dir(source: str) -> Path | None:
     """The git directory of a local clone; None if `source` is a URL."""
     if source.startswith("file://"):
-        source = url2pathname(source.removeprefix("file://"))
+        source = os.fsdecode(unquote_to_bytes(source.removeprefix("file://")))
     elif "://" in source or (
         re.match(r"([\w.-]+@)?[\w.-]+:", source) and not Path(source).exists()
     ):

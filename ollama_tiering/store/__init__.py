@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from ollama_tiering.store.tiers.contract import TierKind as TierKind
     from ollama_tiering.store.tiers.directory import FsTier as FsTier
     from ollama_tiering.store.tiers.memory import MemoryTier as MemoryTier
+    from ollama_tiering.store.tiers.names import VERSION_DIRECTORY as VERSION_DIRECTORY
     from ollama_tiering.store.tiers.remote import RemoteTier as RemoteTier
     from ollama_tiering.store.tiers.shared_directory import SharedFsTier as SharedFsTier
 else:
@@ -130,6 +131,7 @@ else:
         "tiers.contract": "OpenBlock Tier TierKind",
         "tiers.directory": "FsTier",
         "tiers.memory": "MemoryTier",
+        "tiers.names": "VERSION_DIRECTORY",
         "tiers.ram_place": "ram_place",
         "tiers.remote": "RemoteTier",
         "tiers.shared_directory": "SharedFsTier",

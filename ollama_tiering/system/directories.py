@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.errors import ServiceError
+from ollama_tiering.system.files import without_links
 from ollama_tiering.system.lacking import OF_OTHERS, PROBE_PREFIX, sync
 from ollama_tiering.system.ownership import require_ours, why_not_ours
 
@@ -73,7 +74,7 @@ def secure_directory(path: Path) -> Path:
     except OSError as error:
         if path.is_symlink():
             raise UnsafeDirectory(
-                f"{path} is a link", hint=f"name the directory itself: {path.resolve()}"
+                f"{path} is a link", hint=f"name the directory itself: {without_links(path)}"
             ) from None
         place = error.filename or path
         if error.errno in _ANOTHER_THING:

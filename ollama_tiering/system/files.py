@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 _NOT_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
+def without_links(path: Path) -> Path:
+    """As `Path.resolve`, which before Python 3.13 throws a RuntimeError for a link to itself."""
+    return type(path)(os.path.realpath(path))
+
+
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Errors of files that are open name no path; those of the body name this one."""

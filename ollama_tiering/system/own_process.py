@@ -28,6 +28,11 @@ def print_in_any_encoding() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def bytes_of(path: os.PathLike[str]) -> bytes:
+    """As a program needs a path that it is told: the system's own bytes."""
+    return os.fsencode(path)
+
+
 def silence_stdout() -> None:
     """To be called when the reader of our output has gone, so that the interpreter's last flush is
     silent.

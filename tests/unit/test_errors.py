@@ -31,6 +31,14 @@ def test_message_and_hint_are_apart() -> None:
     assert (str(error), error.hint) == ("cause", "cure")
 
 
+def test_message_and_hint_are_a_line_each_that_a_terminal_shows() -> None:
+    odd = "a\nb\x1b[31m\udcff"
+    error = errors.UsageError(f"{odd}: no", hint=f"rm {odd}", told="one\n\ttwo\x07\n")
+    shown = r"a\nb\x1b[31m\udcff"
+    assert error.message == f"{shown}: no\none\n        two" r"\x07"
+    assert error.hint == f"rm {shown}"
+
+
 # Not met by people who only use the commands; or the message is of a usage that click explains.
 WITHOUT_A_CURE = ("bench/", "engines/", "kernels/", "cli/bench", "cli/__init__.py")
 

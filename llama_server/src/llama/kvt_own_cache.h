@@ -1,6 +1,7 @@
 // llama-server's own cache of prompts (--cache-ram) would hold what the sidecar stores a second time, in up to 8 GiB. So it
-// is off while the sidecar tiers the model, as with --cache-ram 0; a model that is refused or still checked keeps it, and one
-// whose sidecar is gone has it back, empty. Whoever says how large it is has it in any case. Included by server-context.cpp alone.
+// is off while the sidecar tiers the model, as with --cache-ram 0, from the first answer that is stored on; a model that is
+// refused or still checked keeps it, and one whose sidecar is gone has it back, empty. Whoever says how large it is has it in
+// any case. Included by server-context.cpp alone.
 #pragma once
 
 #include <algorithm>

@@ -54,8 +54,10 @@ public:
     // for the turn to do: all requests wait for their rows.
     bool step(std::vector<server_slot> & slots, common_params & params, std::unique_ptr<server_prompt_cache> & cache) {
         try {
-            refuse(slots, params, cache);
-            return !path_.empty() && turn(slots, params, cache);
+            refuse(slots);
+            const bool done = !path_.empty() && turn(slots, params, cache);
+            refuse(slots); // at once: the next turn comes with the next request
+            return done && !path_.empty();
         } catch (const std::exception & error) { // slots that wait go on in a later turn
             SRV_WRN("kv tiering: %s\n", error.what());
             return false;
@@ -140,7 +142,6 @@ public:
 
 private:
     bool turn(std::vector<server_slot> & slots, common_params & params, std::unique_ptr<server_prompt_cache> & cache) {
-        own_cache_.turn(tiered(), cache, params);
         const auto until = steady_clock::now() + saving_step;
         ++turn_; // each slot is the first in its turn, so that none waits for ever
         for (size_t i = 0; i < slots.size(); ++i) {
@@ -154,6 +155,7 @@ private:
                 give_up(slot);
             }
         }
+        own_cache_.turn(tiered(), cache, params);
         if (links_.saver == nullptr) {
             return false;
         }
@@ -183,10 +185,10 @@ private:
         return true;
     }
 
-    // Whether the sidecar answers for this model. While it checks the model's file, and for one that it refuses, the namespace
-    // that it says is all zeros.
+    // Whether the sidecar answers for this model, and what it gets of it is whole, which the first answer shows. While it checks
+    // the model's file, and for one that it refuses, the namespace that it says is all zeros.
     bool tiered() const {
-        if (links_.saver == nullptr || !(*links_.look_up)->up()) {
+        if (links_.saver == nullptr || !complete_ || !(*links_.look_up)->up()) {
             return false;
         }
         const auto name_space = (*links_.look_up)->greeting().name_space;
@@ -195,7 +197,7 @@ private:
     }
 
     // What was found out of the first answer: nothing is stored of this model, nor looked up.
-    void refuse(std::vector<server_slot> & slots, common_params & params, std::unique_ptr<server_prompt_cache> & cache) {
+    void refuse(std::vector<server_slot> & slots) {
         if (incomplete_.empty()) {
             return;
         }
@@ -209,8 +211,7 @@ private:
         seats_.clear();
         SRV_WRN("kv tiering is off: %s\n", said.unsupported.c_str());
         links_.open(path_, said, false, {}); // the sidecar is told
-        path_.clear();
-        own_cache_.turn(false, cache, params); // there are no more turns
+        path_.clear(); // there are no more turns
     }
 
     // With the first prompt: only then all is known that the rows depend on.

@@ -135,7 +135,7 @@ def _has_its_guard(tree: LinkTree, installation: InstalledOllama) -> bool:
     """
     try:
         wanted = guard.text(installation, tree.state, tree.version)
-        return (tree.lib / SERVER).read_text(encoding="utf-8") == wanted
+        return (tree.lib / SERVER).read_bytes() == os.fsencode(wanted)
     except (TieringError, OSError, ValueError):
         return False
 

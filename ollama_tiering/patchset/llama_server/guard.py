@@ -103,13 +103,13 @@ def _said_of(state: FileState) -> str:
     """What `stat` says of files in that state. Not each writes a time to the last place (that of
     uutils rounds it), so the one here is asked, and what it says is taken if it means that state.
     """
-    paths = [str(path) for path, _, _ in state]
+    names = [str(path) for path, _, _ in state]
     exact = "\n".join(f"{size} {_seconds(int(time_ns))} {path}" for path, size, time_ns in state)
-    done = run("stat", "-L", "-c", _ASKED, "--", *paths, env={"LC_ALL": "C"})
+    done = run("stat", "-L", "-c", _ASKED, "--", *names, env={"LC_ALL": "C"}, paths=True)
     said = done.stdout.rstrip("\n")
     if said == exact or _means(said.splitlines(), state):
         return said
-    if _state_of(paths) == state:
+    if _state_of(names) == state:
         raise MissingTool(
             "`stat` does not say size and time of a file, by which each start of llama-server sees "
             "whether Ollama was updated",

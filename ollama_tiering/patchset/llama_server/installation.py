@@ -19,6 +19,7 @@ from ollama_tiering import config
 from ollama_tiering.errors import MissingTool, UnsupportedUpstream, UsageError
 from ollama_tiering.patchset import identity, manifest
 from ollama_tiering.patchset.run import Finished, run
+from ollama_tiering.system.files import without_links
 
 AUTO: Final = "auto"  # of --ollama: look for one
 SERVER: Final = "llama-server"
@@ -155,7 +156,7 @@ def is_usual(program: Path) -> bool:
 
 def _names_of(program: Path, *, on_path: bool) -> Iterator[Path]:
     names = (*(_on_path() if on_path else ()), *_in_usual_places())
-    return (name for name in names if name.resolve() == program)
+    return (name for name in names if without_links(name) == program)
 
 
 def require_none_broken() -> None:
@@ -199,8 +200,8 @@ def _is_older(program: Path) -> bool:
 def _usual_programs() -> Iterator[Path]:
     """As a shell, the service and an installer would have it, without our own builds."""
     candidates = (*_on_path(), *_in_usual_places())
-    for candidate in dict.fromkeys(path.resolve() for path in candidates if _runs(path)):
-        ours = candidate.is_relative_to(config.cache_dir().resolve())
+    for candidate in dict.fromkeys(without_links(path) for path in candidates if _runs(path)):
+        ours = candidate.is_relative_to(without_links(config.cache_dir()))
         if not ours and not identity.build_id_of(candidate):
             yield candidate
 
@@ -244,11 +245,11 @@ def at(program: Path) -> InstalledOllama | None:
     """With its libraries where `ollama` looks for them: from its own place, without links. None
     where one of them is not there.
     """
-    program = program.resolve()
+    program = without_links(program)
     for above in (program.parent.parent, program.parent):
         lib = above / _BELOW
         if _runs(program) and _runs(lib / SERVER):
-            return InstalledOllama(program, lib.resolve())
+            return InstalledOllama(program, without_links(lib))
     return None
 
 

@@ -17,6 +17,7 @@ from ollama_tiering.patchset.llama_server import links, parts
 from ollama_tiering.patchset.llama_server.installation import FileState, InstalledOllama
 from ollama_tiering.patchset.llama_server.parts import Parts
 from ollama_tiering.system.durable_file import bounded_content
+from ollama_tiering.system.files import without_links
 
 FORMAT: Final = 2
 RECORD: Final = "tree.json"
@@ -92,6 +93,6 @@ def text_of(tree: LinkTree) -> str:
 
 def of_binary(binary: Path) -> LinkTree | None:
     """The tree whose `ollama` this is."""
-    program = binary.resolve()
+    program = without_links(binary)
     tree = read(program.parent.parent)
     return tree if tree and tree.binary == program else None

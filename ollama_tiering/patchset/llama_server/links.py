@@ -8,6 +8,7 @@ its name. All else links to the installed file or folder. Nothing that is instal
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ def lay(tree: Path, every: Iterator[TreeEntry]) -> None:
     for entry in every:
         target = tree / entry.path
         if entry.source is None:
-            target.write_text(entry.text, encoding="utf-8")
+            target.write_bytes(os.fsencode(entry.text))
             target.chmod(0o755)
         elif entry.is_link:
             target.symlink_to(entry.source)

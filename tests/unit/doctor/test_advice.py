@@ -67,7 +67,8 @@ def test_every_variable_that_something_reads_is_known() -> None:
         found
         for folder in ("ollama_tiering", "patches", "llama_server", "packaging", "scripts")
         for file in (repo / folder).rglob("*")
-        if file.suffix in (".py", ".go", ".cpp", ".h", ".patch", ".sh", ".service", ".toml")
+        if file.is_file()
+        and file.suffix in (".py", ".go", ".cpp", ".h", ".patch", ".sh", ".service", ".toml")
         for found in name.findall(file.read_text(encoding="utf-8"))
     }
     assert len(read) > 20

@@ -104,8 +104,10 @@ def test_what_a_tier_holds_already_counts_as_room(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(GIB, GIB, 0))
-    (place / "local").mkdir()
-    (place / "local" / "block").write_bytes(os.urandom(2 * MIB))
+    (place / "local/v1").mkdir(parents=True)
+    (place / "local/of-others").write_bytes(os.urandom(2 * MIB))
+    assert storage(place)["local tier budget"].state is CheckState.WARN
+    (place / "local/v1/block").write_bytes(os.urandom(2 * MIB))
     assert storage(place)["local tier budget"].state is CheckState.OK
     assert storage(place, local=64 * MIB)["local tier budget"].state is CheckState.WARN
 
