@@ -14,9 +14,12 @@ from ollama_tiering.store import (
     MAX_ATTACHED,
     MAX_ROWS,
     PIECE_BLOCKS,
+    TOKEN_BYTES,
     AttachedBlock,
+    BlockExtra,
     BlockKey,
     MatchedBlock,
+    NamespaceId,
     TieredStore,
     as_key,
     as_namespace,
@@ -38,28 +41,53 @@ class LookUps:
     async def answer(self, request: pb.HasRequest) -> pb.HasResponse:
         """ValueError if the request makes no sense."""
         check_count(len(request.keys), "keys")
+        if request.by_rows:
+            return await self._history(request)
         if len(request.keys) <= PIECE_BLOCKS:
             return await self._in_pieces(request, _nothing)
         async with self._long:  # their answers take megabytes: one at a time
             return await self._in_pieces(request, partial(asyncio.sleep, 0))
 
+    async def _history(self, request: pb.HasRequest) -> pb.HasResponse:
+        """Where rows name the blocks."""
+        namespace, tokens, _ = _checked(request)
+        check_count(len(tokens) // (request.block_tokens * TOKEN_BYTES), "blocks")
+        check_count(len(request.extras), "extras")
+        extras = [BlockExtra(extra.row, extra.digest) for extra in request.extras]
+        find = partial(self._store.find_history, fingerprints=tuple(request.fingerprints))
+        found, use = await asyncio.to_thread(
+            partial(find, extras=extras, least_tokens=request.least_tokens),
+            *(namespace, tokens, request.block_tokens),
+        )
+        await asyncio.to_thread(use)
+        response, hanging = pb.HasResponse(), _Hanging()
+        hanging.note(0, found)
+        _add(response, found)
+        hanging.add_to(response)
+        return response
+
     async def _in_pieces(self, request: pb.HasRequest, others: _Others) -> pb.HasResponse:
         """`others` is awaited between two pieces."""
-        namespace, tokens = as_namespace(request.namespace), request.tokens
-        if not 1 <= request.block_tokens <= MAX_ROWS or len(tokens) % 4:
-            raise ValueError("block_tokens or the length of tokens is not valid")
+        namespace, tokens, block_tokens = _checked(request)
         keys: list[BlockKey] = []
         for start in range(0, len(request.keys), PIECE_BLOCKS):
             keys += map(as_key, request.keys[start : start + PIECE_BLOCKS])
             await others()
         response, hanging = pb.HasResponse(), _Hanging()
-        pieces = self._store.match_in_pieces(namespace, keys, tokens, request.block_tokens)
+        pieces = self._store.match_in_pieces(namespace, keys, tokens, block_tokens)
         for found in pieces:
             hanging.note(len(response.blocks), found)
             _add(response, found)
             await others()
         hanging.add_to(response)
         return response
+
+
+def _checked(request: pb.HasRequest) -> tuple[NamespaceId, bytes, int]:
+    """Namespace, tokens and rows of a block. ValueError."""
+    if not 1 <= request.block_tokens <= MAX_ROWS or len(request.tokens) % TOKEN_BYTES:
+        raise ValueError("block_tokens or the length of tokens is not valid")
+    return as_namespace(request.namespace), request.tokens, request.block_tokens
 
 
 class _Hanging:
@@ -115,5 +143,7 @@ def _add(response: pb.HasResponse, found: Sequence[MatchedBlock]) -> None:
         info.stored_bytes = block.stored_bytes
         info.raw_bytes = block.raw_bytes
         info.expected_seconds = block.expected_seconds
+        if block.fingerprint:
+            info.fingerprint = block.fingerprint
         matched_tokens += block.rows
     response.matched_tokens += matched_tokens

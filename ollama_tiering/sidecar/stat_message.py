@@ -40,6 +40,7 @@ def stat_message(
         namespaces=namespaces,
         model_uses=models,
         model_terms=map(_model_terms, report.models),
+        by_rows=True,
     )
 
 

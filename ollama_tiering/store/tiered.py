@@ -182,12 +182,13 @@ class TieredStore:
         block_tokens: int,
         extras: Sequence[BlockExtra] = (),
         fingerprints: Sequence[bytes] = (),
+        least_tokens: int = 0,
     ) -> tuple[list[MatchedBlock], Callable[[], None]]:
         """As `match`, where the tokens do not decide the bits of rows; see lookup.find_history. It
         counts only when the second value is called.
         """
         return lookup.find_history(
-            self._state, namespace, tokens, block_tokens, extras, fingerprints
+            self._state, namespace, tokens, block_tokens, extras, fingerprints, least_tokens
         )
 
     def refusal(self, namespace: NamespaceId) -> str:
@@ -254,7 +255,12 @@ class TieredStore:
             else:
                 making_room.describe(self._state, level, namespace, fields)
         session = WriteSession(
-            self._state, namespace, block_tokens, self.reserve_seconds, rounded=rounded
+            self._state,
+            namespace,
+            block_tokens,
+            self.reserve_seconds,
+            self._bound_histories,
+            rounded=rounded,
         )
         self._sessions.add(session)
         return session
@@ -280,7 +286,7 @@ class TieredStore:
                 return removed, freed_bytes
             time.sleep(0.01)
 
-    def bound_histories(self, parent: bytes, tokens: bytes) -> None:
+    def _bound_histories(self, parent: bytes, tokens: bytes) -> None:
         """After a block with these tokens was stored: of too many histories of one text the one
         that was used least recently goes.
         """

@@ -61,6 +61,10 @@ MODELS = {
     "delta": make_shape("qwen35-tiny"),
     "mamba": make_shape("nemotron-h-tiny"),
     "chat": make_shape("qwen3-tiny"),
+    # Products of their weights are summed otherwise for one column than for many.
+    "half": make_shape("qwen3-tiny", dtype="f16"),
+    "halfllama": make_shape("llama-tiny", dtype="f16"),
+    "halfsliding": make_shape("gemma3-tiny", dtype="f16"),
 }
 # The first version that has their architecture, or the caches by which they are tiered. Before
 # v0.22.0 stock repeats a part of the text before each number, in the tokens of deepseek2 alone.

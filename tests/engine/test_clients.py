@@ -94,7 +94,8 @@ def test_tokens_in_memory_and_restored_ones_are_counted_together(
             assert found == [0, 599, 200, 599]
             assert [answer.prompt_tokens for answer in answers] == [600, 600, 500, 600]
             (restore,) = server.restores()
-        assert (restore.first, restore.tokens) == (200, 399)
+        # Of stock's attention whole blocks only: the others may have been computed otherwise.
+        assert (restore.first, restore.tokens) == (192, 407)
 
     until_heard(count)
 

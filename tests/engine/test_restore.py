@@ -279,7 +279,12 @@ def test_restored_answer_is_the_in_memory_answer(rig: Rig, model: str, event: Ev
 
 
 @pytest.mark.parametrize(("rig", "model"), SETUPS, indirect=["rig"])
-def test_what_memory_has_is_kept_and_the_rest_is_restored(rig: Rig, model: str) -> None:
+def test_what_memory_has_is_kept_and_the_rest_is_restored(
+    rig: Rig, model: str, request: pytest.FixtureRequest
+) -> None:
+    attention = request.node.callspec.params["rig"][2]
+    by_rows = attention == "stock" or model in ("llama", "gemma2")
+
     def keep(attempt: int) -> None:
         for shared in (50, 64):
             prompt = text(400, (model, shared, attempt))
@@ -288,7 +293,11 @@ def test_what_memory_has_is_kept_and_the_rest_is_restored(rig: Rig, model: str) 
             rig.server.generate(model, prompt)
             rig.displace(model, (model, shared))
             rig.server.generate(model, prompt[:shared] + "\n" + text(60, "else"))
-            assert rig.check(shared, expected, model, prompt).first == shared
+            restored = rig.check(shared, expected, model, prompt)
+            if by_rows:  # those of a block that is not whole are perhaps of another history
+                assert restored.first in (0, shared // BLOCK_TOKENS * BLOCK_TOKENS)
+            else:
+                assert restored.first == shared
 
     until_heard(keep)
 

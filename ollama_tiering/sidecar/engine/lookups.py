@@ -28,7 +28,6 @@ from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
 from ollama_tiering.sidecar.engine.runner import EngineRunner
 from ollama_tiering.store import (
     TOKEN_BYTES,
-    BlockExtra,
     BlockKey,
     LeasedBlock,
     Leasing,
@@ -145,21 +144,13 @@ class EngineLookUps:
         rows these are, another one takes their place from the first row on.
         """
         held = request.have // BLOCK_TOKENS
-        extras, fingerprints = block_extras(request.extras), request.fingerprints
-        if held and len(fingerprints) == held:
-            found = self._find(request.tokens, extras, fingerprints)
-            rows = min(sum(block.rows for block in found), most)
-            if rows - request.have >= self._min_tokens:
-                return held * BLOCK_TOKENS, found
-        return 0, self._find(request.tokens, extras, ())
-
-    def _find(
-        self, tokens: bytes, extras: Sequence[BlockExtra], fingerprints: Sequence[bytes]
-    ) -> list[MatchedBlock]:
+        known = request.fingerprints if len(request.fingerprints) == held else ()
         found, self._use = self._store.find_history(
-            self._identity.namespace, tokens, BLOCK_TOKENS, extras, fingerprints
+            *(self._identity.namespace, request.tokens, BLOCK_TOKENS),
+            *(block_extras(request.extras), known, request.have + self._min_tokens),
         )
-        return found
+        goes_on = known and tuple(block.fingerprint for block in found[:held]) == known
+        return (held * BLOCK_TOKENS if goes_on else 0), found
 
     def _resumable(
         self, tokens: bytes, found: Sequence[MatchedBlock], above: int, most: int

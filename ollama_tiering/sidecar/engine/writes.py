@@ -170,8 +170,6 @@ class Writes:
                 reasons[place] = result.reason or "not stored"
                 continue
             stored += 1
-            if part.fingerprint:
-                self._store.bound_histories(part.parent, part.plan.tokens)
             head = Head(
                 *(part.plan.payload_offset, part.plan.rows, part.state_bytes),
                 request.files[place].crcs,

@@ -129,6 +129,7 @@ def _described(state: StoreState, piece: Found) -> list[MatchedBlock]:
                 file_bytes,
                 seconds,
                 attached.get(record.key, ()) if attached else (),
+                record.fingerprint,
             )
         )
     return blocks

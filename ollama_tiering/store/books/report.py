@@ -32,6 +32,7 @@ class MatchedBlock(NamedTuple):  # made by the dozen in every look-up, so no dat
     raw_bytes: int  # once decoded
     expected_seconds: float
     attached: tuple[AttachedBlock, ...] = ()
+    fingerprint: bytes = b""  # which rows it has, where tokens do not decide their bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,24 +42,21 @@ def find_history(
     block_tokens: int,
     extras: Sequence[BlockExtra] = (),
     fingerprints: Sequence[bytes] = (),
+    least_tokens: int = 0,
 ) -> tuple[list[MatchedBlock], Callable[[], None]]:
     """As `match`, where the tokens do not decide the bits of rows: the longest history that begins
-    with the rows of `fingerprints`, whole blocks from the first on. Rows of `extras` count from the
-    prompt's start. What was found counts as used, and as a look-up, when the second value is
-    called: the caller may have to ask again before it answers its client.
+    with the rows of `fingerprints`, whole blocks from the first on; if it has not `least_tokens`,
+    the longest of all. Rows of `extras` count from the prompt's start. What was found counts as
+    used, and as a look-up, when the second value is called: the caller may have to ask again before
+    it answers its client.
     """
     found: matching.Found = []
     blocks: list[MatchedBlock] = []
     if not state.terms.of(namespace).refusal:
-        walk = histories.Walk(namespace, tokens, block_tokens, extras, fingerprints)
-        while walk.on(state, PIECE_BLOCKS):
-            pass
-        path = walk.path(state)
-        for start in range(0, len(path), PIECE_BLOCKS):
-            piece = histories.describe_piece(state, path[start : start + PIECE_BLOCKS])
-            found += piece.found
-            blocks += piece.blocks
-            if piece.last:
+        for wanted in (fingerprints, ()) if fingerprints else ((),):
+            walk = histories.Walk(namespace, tokens, block_tokens, extras, wanted)
+            found, blocks = _walked(state, walk)
+            if sum(block.rows for block in blocks) >= least_tokens:
                 break
 
     def use() -> None:
@@ -67,6 +64,22 @@ def find_history(
             pass
 
     return blocks, use
+
+
+def _walked(state: StoreState, walk: histories.Walk) -> tuple[matching.Found, list[MatchedBlock]]:
+    """The longest path, and what of it can be had."""
+    while walk.on(state, PIECE_BLOCKS):
+        pass
+    found: matching.Found = []
+    blocks: list[MatchedBlock] = []
+    path = walk.path(state)
+    for start in range(0, len(path), PIECE_BLOCKS):
+        piece = histories.describe_piece(state, path[start : start + PIECE_BLOCKS])
+        found += piece.found
+        blocks += piece.blocks
+        if piece.last:
+            break
+    return found, blocks
 
 
 def match_in_pieces(

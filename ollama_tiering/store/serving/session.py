@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -80,14 +80,18 @@ class WriteSession(Closing):
         namespace: NamespaceId,
         block_tokens: int,
         reserve_seconds: float,
+        bound_histories: Callable[[bytes, bytes], None] = lambda _parent, _tokens: None,
         *,
         rounded: bool = False,
     ) -> None:
-        """`rounded`: rows are rounded to q8_0 before a block is visible."""
+        """`rounded`: rows are rounded to q8_0 before a block is visible. `bound_histories` is
+        called with parent and tokens of each block that is one of perhaps many with its text.
+        """
         self._state = state
         self.namespace = namespace
         self._block_tokens = block_tokens
         self._reserve_seconds = reserve_seconds
+        self._bound_histories = bound_histories
         self._rounded = rounded
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}  # under the lock: what is too old is taken away
@@ -290,6 +294,8 @@ class WriteSession(Closing):
             self._drop(pending)
             return CommitResult(False, "the block before it was not stored")
         unlinking.unlink(state, doomed)
+        if record.fingerprint:
+            self._bound_histories(record.parent, record.tokens)
         state.work.set()
         return CommitResult(True)
 

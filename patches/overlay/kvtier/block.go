@@ -85,19 +85,36 @@ func newLayout(layers []Layer, rows, more int) *Layout {
 	return l
 }
 
+// Checksums returns the CRC-32C of every segment of a file whose payload is complete.
+func (l *Layout) Checksums(file []byte) []uint32 {
+	crcs := make([]uint32, len(l.Segments))
+	for i, s := range l.Segments {
+		crcs[i] = checksum(file[s.Offset : s.Offset+s.Bytes])
+	}
+	return crcs
+}
+
 // Seal writes preamble and header into file, whose payload must be complete: it computes every segment's CRC-32C, and
 // clears what lies between the segments.
 func (l *Layout) Seal(file []byte, ns Namespace, key, parent Key, firstPosition int, tokens []byte, extras []Extra, dtype string) error {
+	return l.SealRows(file, ns, key, parent, firstPosition, tokens, extras, dtype, nil, l.Checksums(file))
+}
+
+// SealRows is Seal for a block of that fingerprint, whose checksums are known.
+func (l *Layout) SealRows(
+	file []byte, ns Namespace, key, parent Key, firstPosition int, tokens []byte, extras []Extra, dtype string, fingerprint []byte,
+	crcs []uint32,
+) error {
 	h := &tierpb.BlockHeader{
-		Namespace: ns[:], Key: key[:], Parent: parent[:], FirstPosition: uint32(firstPosition), Tokens: tokens,
+		Namespace: ns[:], Key: key[:], Parent: parent[:], FirstPosition: uint32(firstPosition), Tokens: tokens, Fingerprint: fingerprint,
 	}
 	for _, x := range extras {
 		h.Extras = append(h.Extras, &tierpb.Extra{Row: x.Row, Digest: x.Digest})
 	}
-	return l.seal(file, dtype, h)
+	return l.seal(file, dtype, h, crcs)
 }
 
-func (l *Layout) seal(file []byte, dtype string, h *tierpb.BlockHeader) error {
+func (l *Layout) seal(file []byte, dtype string, h *tierpb.BlockHeader, crcs []uint32) error {
 	h.CreatedUnixSeconds = now().Unix()
 	for i, s := range l.Segments {
 		next := l.FileBytes
@@ -109,7 +126,7 @@ func (l *Layout) seal(file []byte, dtype string, h *tierpb.BlockHeader) error {
 			Child: uint32(s.Child), Layer: uint32(s.Layer), Kind: s.kind(),
 			Encoding: tierpb.Encoding_ENCODING_RAW, Dtype: dtype, RowBytes: uint32(s.RowBytes),
 			Offset: uint64(s.Offset - l.PayloadOffset), StoredBytes: uint64(s.Bytes),
-			Crc32C: checksum(file[s.Offset : s.Offset+s.Bytes]),
+			Crc32C: crcs[i],
 		})
 	}
 	header, err := proto.Marshal(h)

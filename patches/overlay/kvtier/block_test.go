@@ -135,3 +135,22 @@ func TestBlockOfAnotherPromptOrModelDoesNotMatch(t *testing.T) {
 		}
 	}
 }
+
+func TestABlockWithRowsOfAnotherHistoryThanItsKeySaysIsRefused(t *testing.T) {
+	ns, tokens := Namespace{7}, TokenBytes([]int32{1, 2, 3})
+	l := NewLayout(testLayers, 3, 0)
+	file := make([]byte, l.FileBytes)
+	crcs := l.Checksums(file)
+	for _, c := range []struct {
+		fingerprint []byte
+		right       bool
+	}{{FingerprintOf(crcs), true}, {FingerprintOf(append([]uint32{1}, crcs[1:]...)), false}, {nil, true}} {
+		key := RowsKey(ns, tokens, nil, c.fingerprint)
+		if err := l.SealRows(file, ns, key, ns, 0, tokens, nil, "f16", c.fingerprint, crcs); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(file); (err == nil) != c.right {
+			t.Errorf("fingerprint %x: %v", c.fingerprint, err)
+		}
+	}
+}

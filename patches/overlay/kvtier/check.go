@@ -29,8 +29,23 @@ func (b *Block) check() error {
 	if err := b.checkSegments(rows); err != nil {
 		return err
 	}
-	if key := BlockKey(Key(h.Parent), h.Tokens, b.extras()); !bytes.Equal(key[:], h.Key) {
+	if key := RowsKey(Key(h.Parent), h.Tokens, b.extras(), h.Fingerprint); !bytes.Equal(key[:], h.Key) {
 		return fmt.Errorf("%w: its key is not that of its tokens", ErrCorrupt)
+	}
+	return b.checkRows()
+}
+
+// checkRows wants the rows that the key names, if it names any. What is read must still be compared with the checksums.
+func (b *Block) checkRows() error {
+	if len(b.Header.Fingerprint) == 0 {
+		return nil
+	}
+	crcs := make([]uint32, len(b.Header.Segments))
+	for i, s := range b.Header.Segments {
+		crcs[i] = s.Crc32C
+	}
+	if !bytes.Equal(FingerprintOf(crcs), b.Header.Fingerprint) {
+		return fmt.Errorf("%w: its rows are those of another history", ErrCorrupt)
 	}
 	return nil
 }

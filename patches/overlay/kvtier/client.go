@@ -39,6 +39,7 @@ type Client struct {
 	probing  atomic.Bool
 	failures atomic.Uint64
 	folders  atomic.Pointer[[]string] // of the sidecar's tiers
+	byRows   atomic.Bool
 	onUp     func()
 	first    chan struct{} // closed when the first probe has ended
 	once     sync.Once
@@ -84,6 +85,9 @@ func (c *Client) WaitFirst() {
 // Up reports whether the sidecar answered last.
 func (c *Client) Up() bool { return c.up.Load() }
 
+// ByRows reports whether the sidecar that answered last knows blocks that their rows name.
+func (c *Client) ByRows() bool { return c.byRows.Load() }
+
 // Failures counts calls that failed for another reason than ErrDown.
 func (c *Client) Failures() uint64 { return c.failures.Load() }
 
@@ -95,6 +99,26 @@ func (c *Client) Has(ctx context.Context, ns Namespace, keys []Key, tokens []byt
 	}
 	defer cancel()
 	response, err := c.rpc.Has(ctx, &tierpb.HasRequest{Namespace: ns[:], Keys: keyBytes(keys), Tokens: tokens, BlockTokens: BlockTokens})
+	return response, c.result(ctx, err)
+}
+
+// HasHistory returns the history of tokens that gains most for a slot whose first blocks have these fingerprints: one that goes on
+// from them and has at least so many tokens, else any.
+func (c *Client) HasHistory(
+	ctx context.Context, ns Namespace, tokens []byte, extras []Extra, fingerprints [][]byte, least int, timeout time.Duration,
+) (*tierpb.HasResponse, error) {
+	ctx, cancel, err := c.start(ctx, timeout)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	request := &tierpb.HasRequest{
+		Namespace: ns[:], Tokens: tokens, BlockTokens: BlockTokens, ByRows: true, Fingerprints: fingerprints, LeastTokens: uint32(least),
+	}
+	for _, x := range extras {
+		request.Extras = append(request.Extras, &tierpb.Extra{Row: x.Row, Digest: x.Digest})
+	}
+	response, err := c.rpc.Has(ctx, request)
 	return response, c.result(ctx, err)
 }
 
@@ -286,6 +310,7 @@ func (c *Client) probe() {
 			cancel()
 			if err == nil {
 				c.noteFolders(stat)
+				c.byRows.Store(stat.ByRows)
 				c.probing.Store(false) // before up: a call that fails from now on, even in onUp, starts the next probe
 				c.up.Store(true)
 			}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash"
+	"hash/crc32"
 	"strings"
 
 	"github.com/ollama/ollama/kvtier/tierpb"
@@ -99,8 +100,23 @@ func ExtrasOf(extras []Extra, first, rows int) (inside []Extra) {
 	return inside
 }
 
-// BlockKey returns the key of the block that holds tokens and follows parent.
+// FingerprintOf tells rows of the same tokens apart, by the CRC-32C of every segment.
+func FingerprintOf(crcs []uint32) []byte {
+	var all []byte
+	for _, crc := range crcs {
+		all = binary.LittleEndian.AppendUint32(all, crc)
+	}
+	first := binary.LittleEndian.AppendUint32(nil, crc32.Checksum(all, castagnoli))
+	return binary.LittleEndian.AppendUint32(first, crc32.ChecksumIEEE(all))
+}
+
+// BlockKey returns the key of the block that holds tokens and follows parent, where tokens decide the bits of rows.
 func BlockKey(parent Key, tokens []byte, extras []Extra) Key {
+	return RowsKey(parent, tokens, extras, nil)
+}
+
+// RowsKey returns the key of the block that holds tokens and follows parent, and has the rows of that fingerprint.
+func RowsKey(parent Key, tokens []byte, extras []Extra, fingerprint []byte) Key {
 	var e []byte
 	for _, x := range extras {
 		e = binary.LittleEndian.AppendUint32(e, x.Row)
@@ -112,6 +128,9 @@ func BlockKey(parent Key, tokens []byte, extras []Extra) Key {
 	writePrefixed(h, parent[:])
 	writePrefixed(h, tokens)
 	writePrefixed(h, e)
+	if len(fingerprint) > 0 {
+		writePrefixed(h, fingerprint)
+	}
 	return Key(h.Sum(nil))
 }
 

@@ -75,7 +75,7 @@ func (l *Layout) SealWindow(file []byte, ns Namespace, w WindowBlock, dtype stri
 	for _, cell := range w.Cells {
 		h.Cells = append(h.Cells, uint32(cell))
 	}
-	return l.seal(file, dtype, h)
+	return l.seal(file, dtype, h, l.Checksums(file))
 }
 
 // WindowOf returns w, which was sought by key, with what the block says of its cells and, of a last one, of the others; or why it

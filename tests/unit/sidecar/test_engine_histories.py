@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ollama_tiering.client.engine_client import EngineRefused
 from ollama_tiering.protocol.engine import messages as m
-from ollama_tiering.store.block.key import tokens_to_bytes
+from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.key import block_key, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.histories import MOST_OF_A_TEXT
 from tests.contract.fake_engine import FakeEngine, hello, prompt
@@ -77,6 +80,76 @@ def test_a_slot_goes_on_only_with_rows_of_its_own_history(engine: FakeEngine) ->
         found = engine.look_up(asked, have=130, fingerprints=fingerprints)
         assert [file.first_position for file in found.files] == [0, 64, 128, 192, 256]
         assert found.rows == 300
+
+
+def test_a_go_engine_is_told_of_the_history_that_gains_most(
+    daemon: SidecarProcess, engine: FakeEngine
+) -> None:
+    tokens = prompt(110_000, 300)
+    longer = [*tokens, *prompt(111_000, 100)]
+    store(engine, tokens, 0, b"a")
+    mine = list(engine.fingerprints(tokens)[:4])
+    store(engine, longer, 0, b"b")
+    other = list(engine.fingerprints(longer)[:6])
+    namespace = namespace_of(engine, longer)
+    for held, least, of in (
+        ([], 0, other),
+        (mine[:2], 200, mine),  # goes on from the slot's own rows
+        (mine[:2], 301, other),  # of which there are not enough
+        (other[:3], 400, other),
+        ([bytes(8)], 0, []),  # without a bound nothing is as good
+        ([bytes(8)], 1, other),  # rows that nobody has stored
+    ):
+        answer = has(daemon, namespace, longer, fingerprints=held, least_tokens=least)
+        found = [block.fingerprint for block in answer.blocks if block.rows == 64]
+        assert found == of, (len(held), least)
+        parent = namespace
+        for number, block in enumerate(answer.blocks[: len(of)]):
+            part = tokens_to_bytes(longer[64 * number : 64 * number + 64])
+            parent = block_key(parent, part, (), block.fingerprint)
+            assert block.key == parent
+    assert has(daemon, namespace, longer).matched_tokens == 400
+
+
+def test_a_look_up_by_rows_is_counted_once(daemon: SidecarProcess, engine: FakeEngine) -> None:
+    tokens = prompt(120_000, 128)
+    store(engine, tokens, 0, b"a")
+    namespace = namespace_of(engine, tokens)
+    before = daemon.stat()
+    has(daemon, namespace, tokens, fingerprints=[bytes(8)], least_tokens=65)
+    after = daemon.stat()
+    assert after.has_calls - before.has_calls == 1
+    assert after.matched_tokens - before.matched_tokens == 128
+
+
+def test_a_look_up_by_rows_tells_images_apart(daemon: SidecarProcess, engine: FakeEngine) -> None:
+    tokens = prompt(130_000, 200)
+    planned = engine.plan(tokens, extras=(m.EngineExtra(70, b"1" * 32),))
+    filled = tuple(engine.fill(file, tokens, {}) for file in planned.files)
+    assert set(engine.client.commit(m.Commit(filled)).reasons) == {""}
+    namespace = namespace_of(engine, tokens[:70])
+    for digest, matched in ((b"1", 200), (b"2", 70)):
+        extra = pb.Extra(row=70, digest=digest * 32)
+        assert has(daemon, namespace, tokens, extras=[extra]).matched_tokens == matched
+
+
+def namespace_of(engine: FakeEngine, tokens: list[int]) -> bytes:
+    """Of a prompt that is stored."""
+    data = Path(engine.look_up([*tokens, 1]).files[0].path).read_bytes()
+    return read_meta(buffer_reader(data), len(data)).namespace
+
+
+def has(daemon: SidecarProcess, namespace: bytes, tokens: list[int], **said: Any) -> pb.HasResponse:
+    request = pb.HasRequest(
+        namespace=namespace,
+        tokens=tokens_to_bytes(tokens),
+        block_tokens=64,
+        by_rows=True,
+        **said,
+    )
+    with daemon.channel() as channel:
+        answer: pb.HasResponse = rpc.BlockStoreStub(channel).Has(request)
+    return answer
 
 
 def test_more_than_what_a_slot_holds_must_be_gained(daemon: SidecarProcess) -> None:

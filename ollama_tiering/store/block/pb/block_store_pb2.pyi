@@ -140,15 +140,19 @@ class NamespaceField(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class HasRequest(_message.Message):
-    __slots__ = ("namespace", "keys", "tokens", "block_tokens")
+    __slots__ = ("namespace", "keys", "tokens", "block_tokens", "by_rows", "fingerprints", "extras", "least_tokens")
     namespace: bytes
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     tokens: bytes
     block_tokens: int
-    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., tokens: _Optional[bytes] = ..., block_tokens: _Optional[int] = ...) -> None: ...
+    by_rows: bool
+    fingerprints: _containers.RepeatedScalarFieldContainer[bytes]
+    extras: _containers.RepeatedCompositeFieldContainer[Extra]
+    least_tokens: int
+    def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., tokens: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., by_rows: _Optional[bool] = ..., fingerprints: _Optional[_Iterable[bytes]] = ..., extras: _Optional[_Iterable[_Union[Extra, _Mapping[str, object]]]] = ..., least_tokens: _Optional[int] = ...) -> None: ...
 
 class BlockInfo(_message.Message):
-    __slots__ = ("key", "rows", "block_rows", "tier", "stored_bytes", "expected_seconds", "raw_bytes", "attached")
+    __slots__ = ("key", "rows", "block_rows", "tier", "stored_bytes", "expected_seconds", "raw_bytes", "fingerprint", "attached")
     key: bytes
     rows: int
     block_rows: int
@@ -156,8 +160,9 @@ class BlockInfo(_message.Message):
     stored_bytes: int
     expected_seconds: float
     raw_bytes: int
+    fingerprint: bytes
     attached: _containers.RepeatedCompositeFieldContainer[AttachedBlock]
-    def __init__(self, key: _Optional[bytes] = ..., rows: _Optional[int] = ..., block_rows: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., stored_bytes: _Optional[int] = ..., expected_seconds: _Optional[float] = ..., raw_bytes: _Optional[int] = ..., attached: _Optional[_Iterable[_Union[AttachedBlock, _Mapping[str, object]]]] = ...) -> None: ...
+    def __init__(self, key: _Optional[bytes] = ..., rows: _Optional[int] = ..., block_rows: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., stored_bytes: _Optional[int] = ..., expected_seconds: _Optional[float] = ..., raw_bytes: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., attached: _Optional[_Iterable[_Union[AttachedBlock, _Mapping[str, object]]]] = ...) -> None: ...
 
 class AttachedBlock(_message.Message):
     __slots__ = ("key", "stored_bytes", "expected_seconds", "raw_bytes")
@@ -486,7 +491,7 @@ class ModelUse(_message.Message):
     def __init__(self, namespace: _Optional[bytes] = ..., model: _Optional[str] = ..., name: _Optional[str] = ..., engine: _Optional[str] = ..., loaded: _Optional[bool] = ..., since_unix_seconds: _Optional[float] = ..., last_used_unix_seconds: _Optional[float] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefill_seconds: _Optional[float] = ..., restore_seconds: _Optional[float] = ..., shortfalls: _Optional[_Iterable[_Union[ShortfallCount, _Mapping[str, object]]]] = ...) -> None: ...
 
 class StatResponse(_message.Message):
-    __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners", "queued_bytes", "not_written", "q8_0_namespaces", "model_terms", "model_uses", "namespaces")
+    __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners", "queued_bytes", "not_written", "q8_0_namespaces", "model_terms", "model_uses", "namespaces", "by_rows")
     class MissesEntry(_message.Message):
         __slots__ = ("key", "value")
         key: str
@@ -517,7 +522,8 @@ class StatResponse(_message.Message):
     model_terms: _containers.RepeatedCompositeFieldContainer[ModelTerms]
     model_uses: _containers.RepeatedCompositeFieldContainer[ModelUse]
     namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceUse]
-    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ..., model_terms: _Optional[_Iterable[_Union[ModelTerms, _Mapping[str, object]]]] = ..., model_uses: _Optional[_Iterable[_Union[ModelUse, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceUse, _Mapping[str, object]]]] = ...) -> None: ...
+    by_rows: bool
+    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ..., model_terms: _Optional[_Iterable[_Union[ModelTerms, _Mapping[str, object]]]] = ..., model_uses: _Optional[_Iterable[_Union[ModelUse, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceUse, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ...) -> None: ...
 
 class NamespaceUse(_message.Message):
     __slots__ = ("namespace", "blocks", "model", "engine")

@@ -22,6 +22,7 @@ type fakeHost struct {
 	awaited  int
 	avoid    map[int32]struct{}
 	ahead    int
+	exported int    // blocks
 	restores func() // when a restore is about to happen
 	letGo    func() // when somebody has let go of the lock
 

@@ -24,6 +24,7 @@ var errMemory = errors.New("no memory to read it into")
 // fetch is a prompt's stored prefix, in memory or, what the RAM tier has of it, open.
 type fetch struct {
 	prompt   Prompt
+	links    []*link // of its whole blocks, from the prompt's first on, where rows name them
 	from     int     // first position of blocks[0]
 	rows     int     // positions [from, rows) can be restored
 	expected float64 // seconds that the tier was expected to take

@@ -13,7 +13,8 @@ type lineage struct {
 	slot          int
 	tokens        []byte // of the rows that may be published
 	extras        []kvtier.Extra
-	keys          []kvtier.Key
+	chain         []*link   // its whole blocks
+	end           *link     // its tail, when that has been added
 	saved         int       // rows of whole blocks that are stored or in blocks
 	tail          int       // rows, when a tail block has been added
 	windowsAt     int       // rows, up to where window blocks have been added
@@ -31,12 +32,13 @@ type lineage struct {
 // block is one block on its way from the cells to a file. Guarded by the Host's lock until copied or lost.
 type block struct {
 	first, rows int
-	tokens      []byte
-	extras      []kvtier.Extra
+	link        *link // that it is or, of a window block, hangs on
 	key, parent kvtier.Key
 	layout      *kvtier.Layout
 	part        *windowPart // of a window block, whose rows are not all of those of the block at first
+	others      []*block    // of the last block of a window: those before it
 	file        []byte      // its bytes, nil until there is memory for them
+	crcs        []uint32    // of its segments, if its rows have named it
 	path        string      // of the reserved file
 	id          uint64      // its reservation
 	copied      bool
@@ -73,9 +75,7 @@ func (l *lineage) plan(t *Tier) {
 	if l.closed || rows < t.config.MinTokens || !t.config.Snapshot {
 		return
 	}
-	for len(l.keys) < rows/kvtier.BlockTokens {
-		l.keys = append(l.keys, l.key(t, len(l.keys)*kvtier.BlockTokens, kvtier.BlockTokens))
-	}
+	l.follow(t, rows/kvtier.BlockTokens)
 	for ; l.saved+kvtier.BlockTokens <= rows; l.saved += kvtier.BlockTokens {
 		l.add(t, l.saved, kvtier.BlockTokens)
 		l.tail = 0
@@ -88,33 +88,60 @@ func (l *lineage) plan(t *Tier) {
 	l.planPromptEnd(t, rows)
 }
 
-func (l *lineage) parent(t *Tier, block int) kvtier.Key {
-	if block == 0 {
-		return t.namespace
+// follow has the links of so many whole blocks; what the slot kept of an earlier content are the same ones.
+func (l *lineage) follow(t *Tier, blocks int) {
+	kept := t.slots[l.slot].kept
+	for n := len(l.chain); n < blocks; n++ {
+		k := l.linkOf(n*kvtier.BlockTokens, kvtier.BlockTokens)
+		if n < len(kept) && kept[n].same(k) && (n == 0 || kept[n].before == k.before) {
+			k = kept[n]
+		}
+		l.chain = append(l.chain, k)
 	}
-	return l.keys[block-1]
 }
 
-// key is that of the block that has so many rows from first on.
-func (l *lineage) key(t *Tier, first, rows int) kvtier.Key {
-	return kvtier.BlockKey(
-		l.parent(t, first/kvtier.BlockTokens), l.tokens[4*first:4*(first+rows)], kvtier.ExtrasOf(l.extras, first, rows),
-	)
+// linkOf is a new link of so many rows, after those of the chain before it.
+func (l *lineage) linkOf(first, rows int) *link {
+	k := &link{
+		first: first, rows: rows, extras: kvtier.ExtrasOf(l.extras, first, rows),
+		tokens: l.tokens[4*first : 4*(first+rows) : 4*(first+rows)],
+	}
+	if n := first / kvtier.BlockTokens; n > 0 {
+		k.before = l.chain[n-1]
+	}
+	return k
 }
 
 func (l *lineage) add(t *Tier, first, rows int) {
-	extras := kvtier.ExtrasOf(l.extras, first, rows)
-	b := &block{
-		first: first, rows: rows, extras: extras, layout: t.layout(rows, len(extras)),
-		tokens: l.tokens[4*first : 4*(first+rows) : 4*(first+rows)],
-		parent: l.parent(t, first/kvtier.BlockTokens),
+	k := l.on(first/kvtier.BlockTokens, first+rows)
+	if rows < kvtier.BlockTokens {
+		l.end = k
 	}
-	if rows == kvtier.BlockTokens {
-		b.key = l.keys[first/kvtier.BlockTokens]
-	} else {
-		b.key = l.key(t, first, rows)
-	}
+	b := &block{first: first, rows: rows, link: k, layout: t.layout(rows, len(k.extras))}
+	b.name(t)
 	l.blocks = append(l.blocks, b)
+}
+
+// name finds the key and the parent, if they can be known yet: what rows name is copied first.
+func (b *block) name(t *Tier) bool {
+	if !b.link.name(t) {
+		return false
+	}
+	if b.part == nil {
+		b.key, b.parent = b.link.key, b.link.parent(t)
+		return true
+	}
+	w := &b.part.block
+	w.Others = nil
+	for _, other := range b.others {
+		if !other.name(t) {
+			return false
+		}
+		w.Others = append(w.Others, other.key)
+	}
+	w.On = b.link.key
+	b.key, b.parent = w.Key(), w.On
+	return true
 }
 
 // export copies a block's rows out of the cells into b.file. The caller holds the Host's lock and the rows are computed.

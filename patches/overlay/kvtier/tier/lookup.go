@@ -19,7 +19,7 @@ type lookUp struct {
 
 // prefetch looks up how much of the prompt is stored, decides whether restoring pays, and opens or reads the blocks.
 // It holds no lock while it waits for the sidecar or for a file. Where less than all can be restored it says why.
-func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func() int) *lookUp {
+func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func() (slot, rows int)) *lookUp {
 	l := &lookUp{tokens: len(p.Tokens)}
 	// The last input is always computed: sampling needs its logits. So is all of a span that has it.
 	most := min(len(p.Tokens), inputs-1)
@@ -29,19 +29,19 @@ func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func
 	if reason := t.notAsked(most); reason != unexplained {
 		return l.without(reason)
 	}
-	l.memory = inMemory()
+	slot, rows := inMemory()
+	l.memory = rows
 	if most-l.memory < t.config.MinTokens {
 		return l.without(tooShort)
 	}
 	encoded := kvtier.TokenBytes(p.Tokens)
 	start := time.Now()
-	chain := kvtier.Chain(t.namespace, encoded, p.Extras)
-	has, err := t.client.Has(ctx, t.namespace, chain, encoded, t.stats.lookupTimeout(most-l.memory))
+	found, err := t.find(ctx, p, encoded, slot, l.memory, t.stats.lookupTimeout(most-l.memory))
 	if err != nil {
 		return l.without(callReason(err, sidecarLate))
 	}
-	has.Blocks = p.matched(has.Blocks, t.namespace, chain)
-	plan := planFetch(has.Blocks, l.memory, most)
+	chain := found.chain
+	plan := planFetch(found.blocks, found.held, most)
 	plan = plan.until(p.resumable(plan.rows))
 	l.short = plan.end(most)
 	if plan.rows-l.memory < t.config.MinTokens {
@@ -50,7 +50,7 @@ func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func
 	windows := len(t.model.Windows) > 0
 	if windows {
 		matched := plan.rows
-		end, seconds := t.lastWindows(p, has.Blocks, encoded, l.memory+t.config.MinTokens, matched)
+		end, seconds := t.lastWindows(p, found.blocks, encoded, l.memory+t.config.MinTokens, matched)
 		if plan = plan.until(end); end < matched {
 			l.short = t.windowShortfall(matched, end)
 		}
@@ -61,7 +61,7 @@ func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func
 	if !t.stats.restorePays(plan.rows-l.memory, plan.bytes+t.windowBytes(plan.rows), plan.seconds+plan.windowSeconds) {
 		return l.without(gateSaysNo)
 	}
-	f := &fetch{prompt: p, from: plan.from, rows: plan.from, release: func() {}}
+	f := &fetch{prompt: p, from: plan.from, rows: plan.from, links: found.links, release: func() {}}
 	f.report.LookupSeconds = time.Since(start).Seconds()
 	began, reason := time.Now(), unexplained
 	timeout := t.stats.getTimeout(plan.rows-plan.from, plan.seconds+plan.windowSeconds)
@@ -99,7 +99,7 @@ func (t *Tier) notAsked(most int) tierpb.Shortfall {
 		return recomputeOnly
 	case t.late.Load() > 0:
 		return readHangs
-	case !t.client.Up():
+	case !t.client.Up(), t.model.ByRows && !t.client.ByRows():
 		return sidecarAway
 	case !t.known():
 		return unchecked

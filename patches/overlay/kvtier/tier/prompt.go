@@ -56,7 +56,7 @@ func (p Prompt) matched(blocks []*tierpb.BlockInfo, ns kvtier.Namespace, chain [
 		}
 		if rows := int(b.BlockRows); len(p.Extras) > 0 && first+rows <= len(p.Tokens) {
 			tokens := kvtier.TokenBytes(p.Tokens[first : first+rows])
-			if key := kvtier.BlockKey(parent, tokens, kvtier.ExtrasOf(p.Extras, first, rows)); bytes.Equal(b.Key, key[:]) {
+			if key := kvtier.RowsKey(parent, tokens, kvtier.ExtrasOf(p.Extras, first, rows), b.Fingerprint); bytes.Equal(b.Key, key[:]) {
 				b.Rows = b.BlockRows
 				continue
 			}

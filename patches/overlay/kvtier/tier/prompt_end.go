@@ -1,10 +1,6 @@
 package tier
 
-import (
-	"slices"
-
-	"github.com/ollama/ollama/kvtier"
-)
+import "slices"
 
 // promptEnd are the windows that end before the last token of a prompt, from where the same prompt is gone on with when it comes
 // again: a regenerated answer. They are in the cells from when the last batch of the prompt has been computed until the batch of the
@@ -159,17 +155,11 @@ func (ts *slot) dropPromptEnd() {
 
 // layOut has the blocks of each window, without what their tokens say, and how many bytes they take.
 func (p *promptEnd) layOut(t *Tier) {
-	unknown := func(int) kvtier.Key { return kvtier.Key{} }
 	for i := range t.model.Windows {
 		w, of := &t.model.Windows[i], []*block(nil)
-		for n, part := range windowParts(w, make([]byte, 4*p.end), unknown) {
+		for _, part := range windowParts(w, make([]byte, 4*p.end), unnamed) {
 			part.lieIn(p.cells[i][part.block.Position-max(0, p.end-w.Size):])
-			if part.block.Last {
-				part.block.Others = make([]kvtier.Key, n)
-			}
-			b := &block{
-				first: part.block.Position - part.block.First, rows: part.block.Rows(), layout: t.windowLayout(part), part: &part,
-			}
+			b := t.windowBlock(part, of)
 			of, p.bytes = append(of, b), p.bytes+b.layout.FileBytes
 		}
 		p.blocks = append(p.blocks, of)
@@ -196,16 +186,10 @@ func (l *lineage) planPromptEnd(t *Tier, rows int) {
 		return
 	}
 	for _, of := range p.blocks {
-		var keys []kvtier.Key
 		for _, b := range of {
 			w := &b.part.block
-			w.On, w.Tokens = l.on(t, rows)(b.first/kvtier.BlockTokens), l.tokens[4*w.Position:4*(w.Position+b.rows):4*(w.Position+b.rows)]
-			if w.Last {
-				w.Others = keys
-			}
-			b.tokens, b.key, b.parent = w.Tokens, w.Key(), w.On
-			keys = append(keys, b.key)
-			l.blocks = append(l.blocks, b)
+			w.Tokens = l.tokens[4*w.Position : 4*(w.Position+b.rows) : 4*(w.Position+b.rows)]
 		}
+		l.addWindow(t, of, rows)
 	}
 }

@@ -87,7 +87,7 @@ func TestWhatStandsBesideTokensIsInKeysAndHeaders(t *testing.T) {
 		}
 		matches := func(extras []kvtier.Extra) error {
 			inside := kvtier.ExtrasOf(extras, b.first, b.rows)
-			return opened.Matches(tier.namespace, b.key, b.parent, b.first, b.rows, b.tokens, inside, tier.model.Layers, "f16")
+			return opened.Matches(tier.namespace, b.key, b.parent, b.first, b.rows, b.link.tokens, inside, tier.model.Layers, "f16")
 		}
 		if err := matches(extras); err != nil {
 			t.Errorf("block %d: %v", i, err)

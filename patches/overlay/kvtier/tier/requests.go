@@ -13,9 +13,9 @@ const flushTimeout = 10 * time.Second
 
 // Prefetch looks a prompt up and has what should be restored in memory before the runner's lock is taken. request is any
 // value that Restore is called with later; p is its inputs, of which there are so many, up to the first that can't be told from
-// others; inMemory says how many of the first inputs the best slot holds, to avoid needless reading. What nobody has restored
+// others; inMemory says which slot holds most of the first inputs, and how many, to avoid needless reading. What nobody has restored
 // when ctx ends is let go of.
-func (t *Tier) Prefetch(ctx context.Context, request any, p Prompt, inputs int, inMemory func() int) {
+func (t *Tier) Prefetch(ctx context.Context, request any, p Prompt, inputs int, inMemory func() (slot, rows int)) {
 	t.lookUps.add(request, t.prefetch(ctx, p, inputs, inMemory))
 	// The request's context ends with its handler, whichever way it returns.
 	context.AfterFunc(ctx, func() { t.lookUps.take(request).close() })
@@ -40,8 +40,7 @@ func (t *Tier) Restore(slot int, request any, memory, prompt int) (resume int) {
 	resume, cut := memory, shortfall{}
 	if l != nil && l.fetch != nil {
 		defer func() { go l.close() }() // giving gigabytes back takes time, and nobody needs to wait for it
-		resume, cut = t.restore(l, slot, memory)
-		memory = min(memory, resume) // a restore that was taken back may have cost what there was
+		memory, resume, cut = t.restore(l, slot, memory)
 	}
 	t.slots[slot].load(memory, resume, prompt)
 	t.slots[slot].short = l.explain(resume, prompt, cut)

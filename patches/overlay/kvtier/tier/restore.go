@@ -4,20 +4,44 @@ import (
 	"cmp"
 	"log/slog"
 	"time"
+
+	"github.com/ollama/ollama/kvtier"
 )
 
-// restore copies rows [memory, fetch.rows) into free cells of the slot and returns the position to resume from, and what
-// kept it from the end of those rows. The caller holds the Host's lock. A row is in the cache afterwards in all layers or in
-// none; rows from a damaged block on are not.
-func (t *Tier) restore(l *lookUp, slot, memory int) (resume int, cut shortfall) {
-	f := l.fetch
+// restore gives the slot what the fetch has beyond the rows that it holds, and returns how many of those stayed, the position to
+// resume from, and what kept it from the end of the fetch. The caller holds the Host's lock.
+func (t *Tier) restore(l *lookUp, slot, memory int) (kept, resume int, cut shortfall) {
+	f, ts := l.fetch, &t.slots[slot]
 	switch {
 	case memory < f.from || memory >= f.rows: // memory has shrunk, or grown, since the look-up
-		return memory, shortfall{}
-	case memory > t.slots[slot].taint:
+		return memory, memory, shortfall{}
+	case memory > ts.taint:
 		// What is in memory is not what the tokens alone would give: stay with it, as stock does.
-		return memory, shortfall{reason: shifted}
+		return memory, memory, shortfall{reason: shifted}
+	case !t.model.ByRows:
+		resume, cut = t.restoreFrom(l, slot, memory)
+		return min(memory, resume), resume, cut
+	case !ts.begins(f.links[:f.from/kvtier.BlockTokens]):
+		return memory, memory, shortfall{reason: memoryGone}
 	}
+	// Rows of two histories are not joined: those of the last block that are in memory may be another's.
+	t.host.BeforeRestore()
+	ts.keepOnly(t, f.from)
+	ts.kept = ts.kept[:f.from/kvtier.BlockTokens]
+	t.rows.Drop(slot, f.from)
+	if resume, cut = t.restoreFrom(l, slot, f.from); resume <= f.from {
+		resume = t.undo(slot, resume)
+		return resume, resume, cut
+	}
+	ts.kept = f.links[: resume/kvtier.BlockTokens : resume/kvtier.BlockTokens]
+	return f.from, resume, cut
+}
+
+// restoreFrom copies rows [memory, fetch.rows) into free cells of the slot and returns the position to resume from, and what
+// kept it from the end of those rows. A row is in the cache afterwards in all layers or in none; rows from a damaged block on are
+// not.
+func (t *Tier) restoreFrom(l *lookUp, slot, memory int) (resume int, cut shortfall) {
+	f := l.fetch
 	start := time.Now()
 	defer func() { t.stats.spent(time.Since(start)) }()
 	t.host.BeforeRestore()
@@ -83,7 +107,9 @@ func (t *Tier) undo(slot, memory int) int {
 	}
 	t.rows.Drop(slot, memory)
 	if slot < len(t.slots) { // it is called after a panic, too
-		for _, l := range t.slots[slot].older {
+		ts := &t.slots[slot]
+		ts.kept = ts.kept[:min(len(ts.kept), memory/kvtier.BlockTokens)]
+		for _, l := range ts.older {
 			l.present = min(l.present, memory)
 		}
 	}

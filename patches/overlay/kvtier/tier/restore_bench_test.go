@@ -81,11 +81,11 @@ func BenchmarkRestore(b *testing.B) {
 	for b.Loop() {
 		r.held = false
 		before := processorSeconds(b)
-		l := tier.prefetch(b.Context(), Text(prompt), len(prompt), func() int { return 0 })
+		l := tier.prefetch(b.Context(), Text(prompt), len(prompt), func() (slot, rows int) { return 0, 0 })
 		if l.fetch == nil || l.fetch.rows != tokens {
 			b.Fatalf("fetched %+v, %v", l.fetch, l.short)
 		}
-		if resume, cut := tier.restore(l, 0, 0); resume != tokens {
+		if resume, cut := tier.restoreFrom(l, 0, 0); resume != tokens {
 			b.Fatalf("resumes at %d, %v", resume, cut)
 		}
 		seconds := processorSeconds(b) - before

@@ -338,7 +338,7 @@ func TestABlockTooManyToBeOpenIsReadIntoMemory(t *testing.T) {
 	holds(t, tier, 0, 0, 3*64)
 
 	tier.memory.available = func() int { return 0 }
-	l := tier.prefetch(t.Context(), Text(prompt), len(prompt), func() int { return 0 })
+	l := tier.prefetch(t.Context(), Text(prompt), len(prompt), func() (slot, rows int) { return 0, 0 })
 	if l.fetch != nil || l.short.reason != noMemory {
 		t.Errorf("without memory: fetched %+v, %v", l.fetch, l.short)
 	}

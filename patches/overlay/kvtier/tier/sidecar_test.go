@@ -31,6 +31,10 @@ type sidecar struct {
 	content func() (*tierpb.CheckFilesResponse, error) // what it says of the model's files, if it is not nil
 	gone    bool                                       // there is no block of that key any more
 
+	fingerprint []byte // of every block, as it says
+	older       bool   // it does not know of those
+	socket      string
+
 	attached map[kvtier.Key][]*tierpb.AttachedBlock // window blocks, by the block that they hang on
 
 	mu      sync.Mutex
@@ -65,6 +69,7 @@ func withSidecar(t testing.TB, slots, tokens int, where tierpb.Tier) (*Tier, *si
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.socket = listener.Addr().String()
 	server := grpc.NewServer()
 	tierpb.RegisterBlockStoreServer(server, s)
 	go func() { _ = server.Serve(listener) }()
@@ -134,7 +139,7 @@ func (s *sidecar) change(t *testing.T, tier *Tier, block, row, segment int) {
 }
 
 func (s *sidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatResponse, error) {
-	return &tierpb.StatResponse{Tiers: []*tierpb.TierStat{{Directory: []byte(s.dir)}}}, nil
+	return &tierpb.StatResponse{Tiers: []*tierpb.TierStat{{Directory: []byte(s.dir)}}, ByRows: !s.older}, nil
 }
 
 // CheckFiles says what content does, or that all is sound.
@@ -165,6 +170,7 @@ func (s *sidecar) Has(ctx context.Context, request *tierpb.HasRequest) (*tierpb.
 		r.Blocks = append(r.Blocks, &tierpb.BlockInfo{
 			Key: b.key[:], Rows: uint32(rows), BlockRows: uint32(b.rows), Tier: s.tier,
 			StoredBytes: uint64(b.size), RawBytes: uint64(b.size), ExpectedSeconds: s.seconds, Attached: s.attached[b.key],
+			Fingerprint: s.fingerprint,
 		})
 	}
 	return r, nil
@@ -296,14 +302,14 @@ func (t *Tier) prefetchFor(ctx context.Context, prompt []int32) *fetch {
 	return t.lookUps.of[&prompt[0]].fetch
 }
 
-// held0 is how many rows the first slot holds from the first position on.
-func (t *Tier) held0() (n int) {
+// held0 is the first slot, and how many rows it holds from the first position on.
+func (t *Tier) held0() (slot, n int) {
 	t.host.Lock()
 	defer t.host.Unlock()
 	for t.rows.Cells(0, n, n+1) != nil {
 		n++
 	}
-	return n
+	return 0, n
 }
 
 // restoreFor does what a request does when it gets a slot that holds its first tokens.

@@ -28,6 +28,7 @@ type slot struct {
 	id      int
 	lineage *lineage   // the content now
 	older   []*lineage // earlier contents that still have blocks to be copied from rows that the slot kept
+	kept    []*link    // the blocks that the slot kept whole of an earlier content, or that came from the store
 
 	// taint is the first position whose K/V is no longer what its tokens alone would give: a context shift turns K in
 	// place and keeps V that attended to tokens since discarded. Nothing from there on is ever published.
@@ -55,7 +56,7 @@ func (ts *slot) note(p Prompt, after []int) {
 	if have := len(l.tokens) / 4; rows < have {
 		// A stop string was cut off the end. The blocks already planned stay true: they name the tokens they hold.
 		l.tokens = l.tokens[: 4*rows : 4*rows]
-		l.keys = l.keys[:min(len(l.keys), rows/kvtier.BlockTokens)]
+		l.chain, l.end = l.chain[:min(len(l.chain), rows/kvtier.BlockTokens)], nil
 		l.saved = min(l.saved, wholeRows(rows))
 	}
 	for _, token := range p.Tokens[len(l.tokens)/4 : rows] {
@@ -106,10 +107,16 @@ func (ts *slot) discard(t *Tier, keep int) {
 		current.plan(t)
 	}
 	current.closed = true
+	ts.kept = slices.Clip(ts.links(keep))
 	ts.lineage = newLineage(ts.id)
 	ts.computed = 0
 
 	ts.older = append(ts.older, current)
+	ts.keepOnly(t, keep)
+}
+
+// keepOnly is called before the slot keeps only its first rows: what earlier contents still have to store of the others is copied.
+func (ts *slot) keepOnly(t *Tier, keep int) {
 	ts.older = slices.DeleteFunc(ts.older, func(l *lineage) bool { return len(l.blocks) == 0 })
 	budget := t.copyRoom()
 	for _, l := range ts.older {
@@ -175,4 +182,5 @@ func (ts *slot) fork(src *slot, rows int) {
 	if src.taint < rows {
 		ts.taint = src.taint
 	}
+	ts.kept = slices.Clone(src.links(rows))
 }

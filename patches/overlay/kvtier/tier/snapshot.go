@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,6 +21,9 @@ const (
 	reportWait   = 2 * time.Second
 )
 
+// errOlder: the sidecar knows no blocks that their rows name, which has been said.
+var errOlder = errors.New("the sidecar is older than this program")
+
 // snapshotLoop stores what is queued. It is the only goroutine that reserves and commits.
 func (t *Tier) snapshotLoop() {
 	for {
@@ -28,7 +32,7 @@ func (t *Tier) snapshotLoop() {
 			t.work.done()
 			continue
 		}
-		if err := t.snapshotGuarded(l); err != nil && !errors.Is(err, kvtier.ErrDown) && !errors.Is(err, errUnchecked) {
+		if err := t.snapshotGuarded(l); err != nil && !errors.Is(err, kvtier.ErrDown) && !errors.Is(err, errUnchecked) && !errors.Is(err, errOlder) {
 			slog.Warn("kv snapshot skipped", "slot", l.slot, "error", err)
 		}
 		t.work.done() // before the report, which says how many are left
@@ -96,6 +100,9 @@ func (t *Tier) store(l *lineage, blocks []*block, after []int) (done int, err er
 
 // storeSome reserves, fills and commits a few blocks and returns how many of them, from the first on, the store has.
 func (t *Tier) storeSome(l *lineage, blocks []*block) (done int, err error) {
+	if t.model.ByRows && !t.client.ByRows() {
+		return 0, errOlder
+	}
 	if err := t.checkContent(contentWait); err != nil {
 		return 0, err
 	}
@@ -108,6 +115,57 @@ func (t *Tier) storeSome(l *lineage, blocks []*block) (done int, err error) {
 		return 0, err
 	}
 	defer session.Close()
+	defer t.forget(blocks)
+	for done < len(blocks) {
+		n := t.nameSome(l, blocks[done:])
+		if n == 0 {
+			return done, nil
+		}
+		stored, err := t.putSome(session, l, blocks[done:done+n])
+		if done += stored; err != nil || stored < n {
+			return done, err
+		}
+	}
+	return done, nil
+}
+
+// nameSome returns how many blocks, from the first on, have names. Those that their rows name are copied if none has: as many as
+// are copied at once.
+func (t *Tier) nameSome(l *lineage, blocks []*block) (n int) {
+	if n = t.named(blocks); n > 0 {
+		return n
+	}
+	blocks = blocks[:t.copyOut(l, blocks)] // no more: others would be copied to where these lie
+	for _, b := range blocks {
+		if !b.copied {
+			break // a chain has no holes
+		}
+		if b.part == nil {
+			b.crcs = b.layout.Checksums(b.file)
+		}
+	}
+	return t.named(blocks)
+}
+
+// named returns how many blocks, from the first on, have names.
+func (t *Tier) named(blocks []*block) (n int) {
+	t.host.Lock()
+	defer t.host.Unlock()
+	for n < len(blocks) {
+		b := blocks[n]
+		if b.crcs != nil && b.link.fingerprint == nil {
+			b.link.fingerprint = kvtier.FingerprintOf(b.crcs)
+		}
+		if !b.name(t) {
+			break
+		}
+		n++
+	}
+	return n
+}
+
+// putSome reserves, fills and commits a few blocks that have names and returns how many of them, from the first on, the store has.
+func (t *Tier) putSome(session *kvtier.PutSession, l *lineage, blocks []*block) (done int, err error) {
 	offers := make([]*tierpb.BlockOffer, len(blocks))
 	for i, b := range blocks {
 		offers[i] = &tierpb.BlockOffer{Key: b.key[:], Parent: b.parent[:], FileBytes: uint64(b.layout.FileBytes), Tail: b.rows < kvtier.BlockTokens}
@@ -188,7 +246,16 @@ func (t *Tier) seal(b *block) error {
 	if b.part != nil {
 		return b.layout.SealWindow(b.file, t.namespace, b.part.block, b.part.window.DType)
 	}
-	return b.layout.Seal(b.file, t.namespace, b.key, b.parent, b.first, b.tokens, b.extras, t.model.DType)
+	k, crcs := b.link, b.crcs
+	if crcs == nil {
+		crcs = b.layout.Checksums(b.file)
+	}
+	if k.fingerprint != nil && !bytes.Equal(kvtier.FingerprintOf(crcs), k.fingerprint) {
+		return fmt.Errorf("rows from position %d on are not those that were noted", b.first)
+	}
+	return b.layout.SealRows(
+		b.file, t.namespace, b.key, b.parent, b.first, k.tokens, k.extras, t.model.DType, k.fingerprint, crcs,
+	)
 }
 
 // copyOut holds the lock once, copies the first blocks out of the cells and returns how many that were.

@@ -67,9 +67,18 @@ type Model struct {
 	Layers      []kvtier.Layer // that keep every row
 	Windows     []Window       // of those that do not
 	DType       string
+	ByRows      bool // tokens do not decide the bits of rows: they follow from how a prompt is cut and who else is computed
 	OnHost      bool // the CPU can access all rows directly, as soon as the batch that computes them has been
 	Description *tierpb.Namespace
 	Files       []kvtier.LoadedFile // that it was loaded from, whose names are in Description
+}
+
+// ByRowsExtra is what the namespace says of it: blocks that are named otherwise are never found.
+func (m Model) ByRowsExtra() string {
+	if !m.ByRows {
+		return ""
+	}
+	return kvtier.Part("rows", "named")
 }
 
 var active atomic.Pointer[Tier]
@@ -123,9 +132,12 @@ func Connect(host Host) *Tier {
 		slog.Warn("kv tiering is off", "error", err)
 		return nil
 	}
-	t.client, t.up = client, client.Up
+	t.client, t.up = client, t.serves
 	return t
 }
+
+// serves reports whether there is a sidecar that can store this model.
+func (t *Tier) serves() bool { return t.client.Up() && (!t.model.ByRows || t.client.ByRows()) }
 
 // NamespaceExtra is what the settings add to a namespace's field "extra".
 func (t *Tier) NamespaceExtra() string { return t.config.NamespaceExtra() }
@@ -183,6 +195,9 @@ func (t *Tier) onSidecarUp() {
 	if t.unsupported != "" {
 		_ = t.client.Report(t.stats.unsupported(t.model, t.unsupported))
 		return
+	}
+	if !t.serves() {
+		slog.Warn("kv tiering: the sidecar is older than this program and can store nothing of this model: start `tiering up` anew")
 	}
 	if t.off.Load() == nil {
 		if !t.sound.Load() {

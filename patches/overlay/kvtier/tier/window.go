@@ -74,8 +74,8 @@ func (w *Window) part(tokens []byte, at int, on func(block int) kvtier.Key) wind
 	}}
 }
 
-func (t *Tier) windowLayout(part windowPart) *kvtier.Layout {
-	n, others := part.block.Rows(), len(part.block.Others)
+func (t *Tier) windowLayout(part windowPart, others int) *kvtier.Layout {
+	n := part.block.Rows()
 	key := [3]int{part.window.Child, n, others}
 	if l, ok := t.layouts.Load(key); ok {
 		return l.(*kvtier.Layout)
@@ -115,7 +115,7 @@ func (l *lineage) windowEnds(w *Window, rows int) (ends []int) {
 	}
 	for _, end := range w.Checkpoints(l.slot) {
 		// Until the content has ended, the last block that is not whole is no block.
-		if end > l.windowsAt && end <= rows && (l.finished || end <= len(l.keys)*kvtier.BlockTokens) {
+		if end > l.windowsAt && end <= rows && (l.finished || end <= len(l.chain)*kvtier.BlockTokens) {
 			ends = append(ends, end)
 		}
 	}
@@ -136,15 +136,20 @@ func (l *lineage) planWindows(t *Tier, rows int) {
 	l.windowsAt = planned
 }
 
-// on names the blocks of a content of so many rows; the last one may be a tail.
-func (l *lineage) on(t *Tier, rows int) func(number int) kvtier.Key {
-	return func(number int) kvtier.Key {
-		if number < len(l.keys) {
-			return l.keys[number]
-		}
-		return l.key(t, number*kvtier.BlockTokens, rows-number*kvtier.BlockTokens)
+// on is a block of a content of so many rows; the last one may be a tail.
+func (l *lineage) on(number, rows int) *link {
+	first := number * kvtier.BlockTokens
+	switch {
+	case number < len(l.chain):
+		return l.chain[number]
+	case l.end != nil && l.end.first == first && l.end.rows == rows-first:
+		return l.end
 	}
+	return l.linkOf(first, rows-first)
 }
+
+// unnamed stands for the names of blocks of the chain that are not known yet.
+func unnamed(int) kvtier.Key { return kvtier.Key{} }
 
 // planWindow adds the blocks of a window that ends at a position of a content of so many rows.
 func (l *lineage) planWindow(t *Tier, w *Window, end, rows int) {
@@ -153,19 +158,31 @@ func (l *lineage) planWindow(t *Tier, w *Window, end, rows int) {
 	if cells == nil {
 		return
 	}
-	var keys []kvtier.Key
-	for _, part := range windowParts(w, l.tokens[:4*end], l.on(t, rows)) {
+	var of []*block
+	for _, part := range windowParts(w, l.tokens[:4*end], unnamed) {
 		part.lieIn(cells[part.block.Position-from:])
-		if part.block.Last {
-			part.block.Others = keys
-		}
-		key := part.block.Key()
-		keys = append(keys, key)
-		l.blocks = append(l.blocks, &block{
-			first: part.block.Position - part.block.First, rows: part.block.Rows(), tokens: part.block.Tokens,
-			key: key, parent: part.block.On, layout: t.windowLayout(part), part: &part,
-		})
+		of = append(of, t.windowBlock(part, of))
 	}
+	l.addWindow(t, of, rows)
+}
+
+// windowBlock is the block of a part, after the others of its window; what it hangs on is not known yet.
+func (t *Tier) windowBlock(part windowPart, others []*block) *block {
+	b := &block{first: part.block.Position - part.block.First, rows: part.block.Rows(), part: &part}
+	if part.block.Last {
+		b.others = slices.Clone(others)
+	}
+	b.layout = t.windowLayout(part, len(b.others))
+	return b
+}
+
+// addWindow adds the blocks of a window of a content of so many rows.
+func (l *lineage) addWindow(t *Tier, of []*block, rows int) {
+	for _, b := range of {
+		b.link = l.on(b.first/kvtier.BlockTokens, rows)
+		b.name(t)
+	}
+	l.blocks = append(l.blocks, of...)
 }
 
 // exportWindow copies a window block's rows out of the cells. They are there until the slot goes on.

@@ -76,7 +76,7 @@ func windowByte(child, position, segment int) byte {
 // addWindow writes a window block's file.
 func (s *sidecar) addWindow(t *testing.T, tier *Tier, part windowPart) {
 	t.Helper()
-	l := tier.windowLayout(part)
+	l := tier.windowLayout(part, len(part.block.Others))
 	file := make([]byte, l.FileBytes)
 	for n, seg := range l.Segments {
 		for i := range seg.Bytes {

@@ -71,7 +71,7 @@ func tierPrefetch(ctx context.Context, s *Server, seq *Sequence) {
 	}
 	defer tier.Guard("prefetch")
 	if tokens := tierTokens(seq.inputs); len(tokens) > 0 {
-		t.Prefetch(ctx, &seq.inputs[0], tier.Text(tokens), len(seq.inputs), func() int { return tierInMemory(s, seq.inputs) })
+		t.Prefetch(ctx, &seq.inputs[0], tier.Text(tokens), len(seq.inputs), func() (slot, rows int) { return tierInMemory(s, seq.inputs) })
 	}
 }
 
@@ -88,21 +88,21 @@ func tierTokens(inputs []input) []int32 {
 }
 
 // tierInMemory returns how many of the prompt's first tokens the best slot holds.
-func tierInMemory(s *Server, inputs []input) int {
+func tierInMemory(s *Server, inputs []input) (best, rows int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, host := tierActive()
-	best := 0
 	for i := range s.cache.slots {
-		if slot := &s.cache.slots[i]; !slot.InUse {
-			common := countCommonPrefix(slot.Inputs, inputs)
-			if host != nil && host.rows.lost(slot.Id, common) {
-				common = 0
-			}
-			best = max(best, common)
+		slot := &s.cache.slots[i]
+		if slot.InUse {
+			continue
+		}
+		common := countCommonPrefix(slot.Inputs, inputs)
+		if common > rows && (host == nil || !host.rows.lost(slot.Id, common)) {
+			best, rows = slot.Id, common
 		}
 	}
-	return best
+	return best, rows
 }
 
 // tierBeforeDiscard saves what the slot is about to lose: everything from numPast on.

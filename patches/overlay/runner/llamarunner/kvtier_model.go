@@ -54,6 +54,7 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 	cut := kvtier.Part(exactattn.Identity(tierAttention(layers, info), exactattn.Asked())) + kvtier.Part("batch", fmt.Sprint(s.batchSize))
 	m.Engine = kvtier.EngineName(tierEngine, version.Version, build)
 	m.Attention = func() string { return tierAttention(layers, info) }
+	m.ByRows = !t.Rounds()
 	m.Slots, m.Layers, m.DType, m.OnHost = s.parallel, tierLayers(layers), dtype, tierOnHost(layers)
 	m.Description = kvtier.Description{
 		Model:          filepath.Base(s.modelPath),
@@ -63,7 +64,7 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) 
 		Layers:         m.Layers,
 		FlashAttention: info.FlashAttention,
 		Extra: tierComputing(layers) + kvtier.Threads(ggml.KVTierCPU(), info.Threads) + tierSettings(layers, info) + cut +
-			t.NamespaceExtra() + kvtier.ContentExtra,
+			m.ByRowsExtra() + t.NamespaceExtra() + kvtier.ContentExtra,
 	}.Proto()
 	return newTierRows(s.lc, info, layers), m, ""
 }

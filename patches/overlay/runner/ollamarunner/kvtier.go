@@ -59,15 +59,15 @@ func tierPrefetch(ctx context.Context, s *Server, seq *Sequence) {
 	}
 	defer tier.Guard("prefetch")
 	if p := tierPrompt(host, seq.inputs, seq.mmStore); len(p.Tokens) > 0 {
-		t.Prefetch(ctx, seq.inputs[0], p, len(seq.inputs), func() int { return tierInMemory(s, seq.inputs) })
+		t.Prefetch(ctx, seq.inputs[0], p, len(seq.inputs), func() (slot, rows int) { return tierInMemory(s, seq.inputs) })
 	}
 }
 
-// tierInMemory returns how many of the prompt's first tokens the best slot holds and could go on from.
-func tierInMemory(s *Server, inputs []*input.Input) int {
+// tierInMemory returns the slot that holds most of the prompt's first tokens and could go on from there, and how many.
+func tierInMemory(s *Server, inputs []*input.Input) (best, rows int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	best := int32(0)
+	most := int32(0)
 	for i := range s.cache.slots {
 		slot := &s.cache.slots[i]
 		if slot.InUse && !s.cache.multiUserCache {
@@ -76,12 +76,15 @@ func tierInMemory(s *Server, inputs []*input.Input) int {
 		held := countCommonPrefix(slot.Inputs, inputs)
 		from := min(held, int32(len(inputs))-1) // the last input is computed
 		if states, ok := s.cache.cache.(tierResumes); ok {
-			best = max(best, states.KVTierResume(slot.Id, from))
-		} else if held > best && (s.cache.cache == nil || s.cache.cache.CanResume(slot.Id, from)) {
-			best = held
+			held = states.KVTierResume(slot.Id, from)
+		} else if s.cache.cache != nil && !s.cache.cache.CanResume(slot.Id, from) {
+			continue
+		}
+		if held > most {
+			best, most = slot.Id, held
 		}
 	}
-	return int(best)
+	return best, int(most)
 }
 
 // tierBeforeDiscard saves what the slot is about to lose: everything from numPast on.

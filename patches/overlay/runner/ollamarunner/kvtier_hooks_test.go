@@ -182,11 +182,11 @@ func TestTierNothingIsRestoredForARequestThatWantsNoCache(t *testing.T) {
 
 func TestTierInMemoryIsTheBestSlotThatIsNotInUse(t *testing.T) {
 	s := &Server{cache: &InputCache{slots: []InputCacheSlot{{Inputs: tierInputs(0, 10)}, {Inputs: tierInputs(0, 30), InUse: true}}}}
-	if got := tierInMemory(s, tierInputs(0, 100)); got != 10 {
+	if _, got := tierInMemory(s, tierInputs(0, 100)); got != 10 {
 		t.Errorf("%d rows are in memory", got)
 	}
 	s.cache.multiUserCache = true
-	if got := tierInMemory(s, tierInputs(0, 100)); got != 30 {
+	if _, got := tierInMemory(s, tierInputs(0, 100)); got != 30 {
 		t.Errorf("%d rows are in memory of a slot that may be forked", got)
 	}
 }

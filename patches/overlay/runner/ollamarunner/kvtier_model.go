@@ -54,6 +54,7 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 	ordered := tierExpectsOrder(s, backend, cache)
 	m.Layers, m.Windows = tierKept(cache), tierWindows(cache, ordered)
 	// The bits of states follow from how the prompt is cut, and so do the cells that the rows of a window are given.
+	m.ByRows = !ordered && !t.Rounds()
 	if exact && !ordered || slices.ContainsFunc(m.Windows, func(w tier.Window) bool { return w.FreeCells == nil }) {
 		cut += kvtier.Part("batch", fmt.Sprint(s.batchSize))
 	}
@@ -65,7 +66,7 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
 		Extra: tierPlaced(backend, cache, s.lastLoad.GPULayers) +
 			kvtier.Threads(backend.KVTierCPU(), s.lastLoad.NumThreads) + cut + tierWindowsExtra(m.Windows) + tierStatesExtra(cache) +
-			t.NamespaceExtra() + kvtier.ContentExtra,
+			m.ByRowsExtra() + t.NamespaceExtra() + kvtier.ContentExtra,
 	}.Proto()
 	return cache, m, ""
 }

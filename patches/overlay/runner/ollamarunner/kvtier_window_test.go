@@ -307,7 +307,7 @@ func TestTierWhatIsInMemoryCountsOnlyWhereASlotCouldGoOn(t *testing.T) {
 	f.server.cache.slots[0].InUse = false
 	// with two slots stock keeps a row more than the window: one can also go on from before the last row
 	for prompt, want := range map[int]int{400: 300, 301: 300, 300: 300, 299: 0, 250: 0} {
-		if got := tierInMemory(f.server, tierInputs(0, prompt)); got != want {
+		if _, got := tierInMemory(f.server, tierInputs(0, prompt)); got != want {
 			t.Errorf("prompt of %d tokens: %d are in memory, want %d", prompt, got, want)
 		}
 	}
