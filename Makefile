@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test test-all engines soak chaos power-cuts fuzz fuzz-csrc fuzz-lies mutants-csrc flips measurements docs locks proto clean llama-server installed-ollama pins arm64 distros
+.PHONY: default lint format test nightly engines soak chaos power-cuts fuzz fuzz-csrc fuzz-lies mutants-csrc flips measurements docs locks proto clean llama-server installed-ollama pins arm64 distros
 default:
 	./scripts/test quick
 lint:
@@ -8,8 +8,8 @@ format:
 	.venv/bin/ruff format
 test:
 	./scripts/test
-test-all: # also what waits its turn in tests/turns.py, and the slow engine tests: hours
-	./scripts/test all
+nightly: # also what waits its turn in tests/turns.py, and the slow engine tests: hours
+	./scripts/test nightly
 engines: # the engine tests on four more versions of Ollama: an hour and a half on 2 cores, with their builds
 	./scripts/engines
 soak:

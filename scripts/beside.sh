@@ -6,7 +6,7 @@ beside() {
     local markers=$1 rc files output python=$venv/bin/python
     shift
     output=$(mktemp)
-    "$python" -m pytest -q -p no:cacheprovider -n 2 --dist loadfile -m "$markers" "$@" 2>&1 | tee "$output"
+    "$python" -m pytest -q -p no:cacheprovider -n 2 --dist loadfile --no-loadscope-reorder -m "$markers" "$@" 2>&1 | tee "$output"
     rc=${PIPESTATUS[0]}
     mapfile -t files < <(sed -n 's/^\(FAILED\|ERROR\) \([^:]*\)::.*/\2/p' "$output" | sort -u)
     rm -f "$output"

@@ -7,9 +7,14 @@ import signal
 from collections.abc import Generator, Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
-from tests import turns
+from tests import order, turns
+
+# How long an example takes says what else the machine does.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 # A shell starts its background jobs with SIGINT ignored, and what is ignored stays so in every
 # child. Tests that interrupt a process need the default there.
@@ -50,3 +55,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if waiting:
         config.hook.pytest_deselected(items=waiting)
         items[:] = [item for item in items if item not in waiting]
+    place = order.place(item.nodeid for item in items)
+    items.sort(key=lambda item: place(item.nodeid))

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ollama_tiering.client.engine_client import EngineClient
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.loaded_file import LoadedFile
@@ -25,6 +27,7 @@ from ollama_tiering.store.block.segments import align
 ROW_BYTES = 16
 STATE_PART_BYTES = 16 << 20
 FIELDS = {"model": "sha256-fake", "engine": "fake/1+0", "flash_attention": "on"}
+Tokens = Sequence[int] | np.ndarray
 
 
 def hello(*, layers: int = 2, **options: Any) -> m.Hello:
@@ -87,11 +90,12 @@ class FakeEngine:
         offers = tuple(m.StateOffer(n, len(data)) for n, data in (states or {}).items())
         files: list[m.EngineReserved] = []
         reasons: list[str] = []
+        array = np.asarray(tokens, np.int64)  # of each block and plane a slice becomes bytes
+        fingerprints = self.fingerprints(array)
+        request = m.Plan(tokens_to_bytes(tokens), 0, (), offers, tuple(windows), fingerprints)
         while True:
-            fingerprints = self.fingerprints(tokens)
-            request = m.Plan(tokens_to_bytes(tokens), 0, (), offers, tuple(windows), fingerprints)
             planned = self.client.plan(request)
-            filled = tuple(self.fill(one, tokens, states or {}) for one in planned.files)
+            filled = tuple(self.fill(one, array, states or {}) for one in planned.files)
             files += planned.files
             if filled:
                 reasons += self.client.commit(m.Commit(filled)).reasons
@@ -99,7 +103,7 @@ class FakeEngine:
                 return files, [reason for reason in reasons if reason]
 
     def fill(
-        self, file: m.EngineReserved, tokens: Sequence[int], states: dict[int, bytes]
+        self, file: m.EngineReserved, tokens: Tokens, states: dict[int, bytes]
     ) -> m.EngineFilled:
         fd = os.open(file.path, os.O_WRONLY | os.O_NOFOLLOW)
         try:
@@ -114,7 +118,7 @@ class FakeEngine:
             os.close(fd)
         return m.EngineFilled(file.reservation_id, struct.pack(f"<{len(crcs)}I", *crcs))
 
-    def fingerprints(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
+    def fingerprints(self, tokens: Tokens) -> tuple[bytes, ...]:
         """Of all blocks, the tail too."""
         found = []
         for first in range(0, len(tokens), 64):
@@ -181,7 +185,7 @@ class FakeEngine:
             os.close(fd)
 
     def _segments(
-        self, file: m.EngineReserved, tokens: Sequence[int], states: dict[int, bytes]
+        self, file: m.EngineReserved, tokens: Tokens, states: dict[int, bytes]
     ) -> list[bytes]:
         first, rows = file.first_position, file.rows
         if file.kind == m.FileKind.WINDOW:
@@ -193,7 +197,7 @@ class FakeEngine:
         starts = range(0, len(data), STATE_PART_BYTES)
         return [data[start : start + STATE_PART_BYTES] for start in starts]
 
-    def _window(self, tokens: Sequence[int], first: int, count: int) -> bytes:
+    def _window(self, tokens: Tokens, first: int, count: int) -> bytes:
         """Made like rows, of another plane."""
         row = self.hello.window_row_bytes
         assert row % ROW_BYTES == 0
@@ -202,7 +206,7 @@ class FakeEngine:
             rows[at : at + ROW_BYTES] * (row // ROW_BYTES) for at in range(0, len(rows), ROW_BYTES)
         )
 
-    def _rows(self, plane: int, tokens: Sequence[int], first: int, count: int) -> bytes:
+    def _rows(self, plane: int, tokens: Tokens, first: int, count: int) -> bytes:
         """Each depends on every token up to it."""
         begins, other = self.history
         before = hashlib.sha256(bytes([plane]) + tokens_to_bytes(tokens[:first]))

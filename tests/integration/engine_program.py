@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
+import hashlib
+import os
 import shutil
 import signal
 import subprocess
-import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from ollama_tiering import config
+from ollama_tiering.patchset.lock import locked
+from ollama_tiering.patchset.report import Report
 
 SOURCE = Path(__file__).parents[2] / "llama_server"
 WARNINGS = [
@@ -27,32 +31,55 @@ SECONDS = 30.0
 
 
 def compiled(name: str, sanitizer: str, folder: Path) -> Path:
-    """The test is skipped without a compiler."""
-    built = folder / name
-    sources = [SOURCE / "tests" / f"{name}.cpp"]
-    _compile(sanitizer, *sources, *_library(sanitizer), "-o", built)
-    return built
-
-
-@functools.cache
-def _library(sanitizer: str) -> tuple[Path, ...]:
-    """Objects of all its sources: most of the time goes into them."""
-    folder = Path(tempfile.mkdtemp(prefix="kvt-objects-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    sources = sorted((SOURCE / "src").glob("*.cpp"))
-    objects = tuple(folder / f"{source.stem}.o" for source in sources)
-    for source, built in zip(sources, objects, strict=True):
-        _compile(sanitizer, "-c", source, "-o", built)
-    return objects
-
-
-def _compile(sanitizer: str, *words: str | Path) -> None:
+    """In `folder`. What was compiled of these sources is kept in the cache, for all processes and
+    later runs: it takes a minute. The test is skipped without a compiler.
+    """
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    sanitize = ["-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
-    command = [compiler, "-std=c++17", "-O1", *WARNINGS, *sanitize, "-pthread"]
-    subprocess.run([*command, *map(str, words)], check=True, timeout=600)
+    command = [compiler, "-std=c++17", "-O1", "-g", *WARNINGS, f"-fsanitize={sanitizer}"]
+    command += ["-fno-sanitize-recover=all", "-pthread"]
+    seen = hashlib.sha256(" ".join(command).encode())
+    seen.update(subprocess.check_output([compiler, "--version"]))
+    for file in sorted(file for part in ("src", "tests") for file in (SOURCE / part).glob("*.*")):
+        seen.update(file.name.encode() + b"\0" + file.read_bytes())
+    kept = config.cache_dir() / "engine-program-test" / sanitizer.replace(",", "-")
+    kept.mkdir(parents=True, exist_ok=True)
+    built = kept / seen.hexdigest()[:16]
+    with locked(kept.with_name(f"{kept.name}.lock"), "another test compiles it", Report()):
+        for other in set(kept.iterdir()) - {built}:
+            shutil.rmtree(other)  # of earlier sources
+        built.mkdir(exist_ok=True)
+        if not (built / name).exists():
+            parts = SOURCE / "tests" / f"{name}.cpp", *_library(command, built)
+            fresh = _compile(command, built / f"{name}.new", *parts)
+            fresh.rename(built / name)
+        # Another clone's tests may remove the other at any time.
+        return Path(shutil.copy2(built / name, folder / name))
+
+
+def _library(command: list[str], folder: Path) -> list[Path]:
+    """Objects of all its sources, on all cores: most of the time goes into them."""
+    sources = sorted((SOURCE / "src").glob("*.cpp"))
+    whole = folder / "objects"
+    if not whole.exists():
+        fresh = folder / "objects.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            jobs = [
+                pool.submit(_compile, command, fresh / f"{source.stem}.o", "-c", source)
+                for source in sources
+            ]
+        for job in jobs:
+            job.result()
+        fresh.rename(whole)
+    return [whole / f"{source.stem}.o" for source in sources]
+
+
+def _compile(command: list[str], made: Path, *words: str | Path) -> Path:
+    subprocess.run([*command, *words, "-o", made], check=True, timeout=600)
+    return made
 
 
 class Talk:

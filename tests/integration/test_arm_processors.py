@@ -1,6 +1,7 @@
 """GGML's CPU part as cgo compiles it for ARM64: all that is called is there, on every processor.
 
-Needs a cross compiler on another machine than such a one. Only `scripts/test all` runs it.
+Needs a cross compiler on another machine than such a one. Only `make nightly` runs it, and
+`scripts/test` where a change touches it (tests/turns.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ollama_tiering.patchset import apply, manifest
 from ollama_tiering.patchset.upstream import SourceCache
 from tests import turns
 
+FILE = "tests/integration/test_arm_processors.py"
 CACHE = SourceCache()
 GGML = Path("ml/backend/ggml/ggml")
 CPU = GGML / "src/ggml-cpu"
@@ -43,7 +45,7 @@ pytestmark = [
         not CACHE.has(DEFAULT_TAG) or not shutil.which("go") or not shutil.which(f"{PREFIX}g++"),
         reason=f"needs Go, {PREFIX}g++ and {DEFAULT_TAG} in the source cache {CACHE.root}",
     ),
-    pytest.mark.skipif(turns.ENV_DAY in os.environ, reason="`scripts/test all` tries it"),
+    pytest.mark.skipif(turns.in_part(FILE), reason="`make nightly` tries it"),
 ]
 
 

@@ -4,9 +4,12 @@ that it was linked against, and beside others.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ IDS = {
     "build id": "-Wl,--build-id=sha1",
     "no build id": "-Wl,--build-id=none",
 }
+FLAGS = ("-std=gnu++17", *WARNINGS, f"-I{SOURCE / 'src'}", "-fPIC")
 PROGRAM = """\
 #include <cstdio>
 int ours();
@@ -45,6 +49,17 @@ def make_library(folder: Path, name: str, answer: int, build_id: str) -> Path:
     return folder / name
 
 
+@functools.cache
+def parts() -> tuple[Path, ...]:
+    """Objects of what is the same in all trees."""
+    folder = Path(tempfile.mkdtemp(prefix="kvt-linked-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    made = tuple(folder / f"{name}.o" for name in ("kvt_linked", "kvt_crc"))
+    for each in made:
+        compile_(*FLAGS, "-c", SOURCE / "src" / f"{each.stem}.cpp", "-o", each)
+    return made
+
+
 class Tree:
     """A program and our library, linked against `installed`, which it has by links."""
 
@@ -55,11 +70,9 @@ class Tree:
         table.write_text(linked.source([*others, installed]))
         ours.write_text("int beside();\nint ours() { return beside(); }\n")
         program.write_text(PROGRAM)
-        parts = [SOURCE / "src" / f"{name}.cpp" for name in ("kvt_linked", "kvt_crc")]
-        flags = ("-std=gnu++17", *WARNINGS, f"-I{SOURCE / 'src'}", "-Wl,-rpath,$ORIGIN")
         library = self.folder / "libours.so"
-        shared = ("-shared", "-fPIC", "-o", library)
-        compile_(*flags, *shared, ours, table, *parts, installed)
+        shared = ("-shared", "-Wl,-rpath,$ORIGIN", "-o", library)
+        compile_(*FLAGS, *shared, ours, table, *parts(), installed)
         options = ("-Wl,-rpath,$ORIGIN", f"-Wl,-rpath-link,{installed.parent}")
         compile_(program, library, "-o", self.folder / "program", *options)
         self.put(installed)

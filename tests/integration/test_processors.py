@@ -1,11 +1,11 @@
 """GGML's CPU part as cgo compiles it, for processors that nobody has here: what is called exists.
 
-In scripts/test one processor with AMX, `scripts/test all` tries every one that the compilers know.
+In scripts/test one processor with AMX; every one that the compilers know where a change touches
+this (tests/turns.py), and in `make nightly`.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,6 +18,7 @@ from ollama_tiering.patchset.upstream import SourceCache
 from tests import turns
 from tests.unit.patchset.test_processor import KNOWN
 
+FILE = "tests/integration/test_processors.py"
 CACHE = SourceCache()
 GGML = Path("ml/backend/ggml/ggml")
 CPU = GGML / "src/ggml-cpu"
@@ -105,8 +106,8 @@ def test_all_that_is_called_is_there(
     compiler: str,
     march: str,
 ) -> None:
-    if turns.ENV_DAY in os.environ and (compiler, march) != KNOWN[0]:
-        pytest.skip("one processor is tried; `scripts/test all` tries them all")
+    if turns.in_part(FILE) and (compiler, march) != KNOWN[0]:
+        pytest.skip("one processor is tried; `make nightly` tries them all")
     for name in ("CGO_CFLAGS", "CGO_CXXFLAGS", "CGO_CPPFLAGS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CC", {"g++": "gcc", "clang++": "clang"}[compiler])
@@ -119,7 +120,7 @@ def test_with_amx_something_is_missing(tree: Path, rest: Path, tmp_path: Path) -
     """So that this test would see it."""
     if ("g++", "sapphirerapids") not in KNOWN:
         pytest.skip("this compiler knows no processor with AMX")
-    if turns.ENV_DAY in os.environ:
-        pytest.skip("`scripts/test all` tries it")
+    if turns.in_part(FILE):
+        pytest.skip("`make nightly` tries it")
     missing = _missing(tree, rest, tmp_path / "objects", "g++", ["-march=sapphirerapids"])
     assert any("ggml_backend_amx_buffer_type" in name for name in missing)
