@@ -17,7 +17,7 @@ import grpc
 
 from ollama_tiering.client.channel import SidecarChannel
 from ollama_tiering.config import is_socket
-from ollama_tiering.errors import ServiceError
+from ollama_tiering.errors import ServiceError, plain
 from ollama_tiering.launch.process import Child, died, package_path, start, wait_ready
 from ollama_tiering.launch.unharmed import in_one_line
 from ollama_tiering.store import block_store_pb2 as pb
@@ -155,7 +155,7 @@ class BlockService:
             return died(self.child).message
         lost = "does not answer" if is_socket(self.socket) else "is gone"
         pid = f" (process {self.child.pid})" if self.child else ""
-        return f"nobody can reach the sidecar{pid}: {self.socket} {lost}"
+        return f"nobody can reach the sidecar{pid}: {plain(str(self.socket))} {lost}"
 
 
 class _Ready:

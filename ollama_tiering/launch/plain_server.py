@@ -156,7 +156,7 @@ def run(request: PlainRequest, report: Teller) -> int:
         except BaseException:
             service.stop(interrupts.insisted)
             raise
-        pair = Pair(None if why else service, server, interrupts, report.say)
+        pair = Pair(None if why else service, server, interrupts, report.say_lines)
         try:
             pair.watch()
         except ServiceError:

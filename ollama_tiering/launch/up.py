@@ -35,6 +35,8 @@ class Teller(Protocol):
 
     def say(self, text: str) -> None: ...
 
+    def say_lines(self, text: str) -> None: ...
+
     def warn(self, text: str) -> None: ...
 
     def stage(self, text: str) -> contextlib.AbstractContextManager[Callable[[str], None]]: ...
@@ -158,7 +160,7 @@ def run(
             watch()
             news()
 
-        pair = Pair(service if before else None, server, interrupts, report.say, note, look)
+        pair = Pair(service if before else None, server, interrupts, report.say_lines, note, look)
         pair.successor = lambda: servers.successor(pair)
         note()
         with _stopping(pair, before):

@@ -28,6 +28,11 @@ class Report:
         if not self.quiet:
             _print(text)
 
+    def say_lines(self, text: str) -> None:
+        """Of which each is shown as a line: a message with the last lines of a log."""
+        for line in text.splitlines():
+            self.say(line)
+
     def warn(self, text: str) -> None:
         _print(f"warning: {text}")
 

@@ -22,7 +22,7 @@ def build() -> Path:
 
 
 def no_build() -> Path:
-    raise BuildError("go failed with exit code 1\nand more", hint="read the log")
+    raise BuildError("go failed with exit code 1", hint="read the log", told="and more")
 
 
 def test_a_named_binary_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

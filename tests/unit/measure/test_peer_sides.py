@@ -49,7 +49,7 @@ class Engine:
             self.restored += len(prompt)  # ours has stored it
         self.machine.log.append((self.name, prompt))
         if self.dies_at == len(prompt):
-            raise ServiceError("it died; last lines of its log:\n  GGML_ASSERT\n  aborted")
+            raise ServiceError("it died; last lines of its log:", told="  GGML_ASSERT\n  aborted")
         count = min(self.new_tokens, new_tokens)
         last = self.seconds * (1 + (count - 1) / 10)
         return Generated(len(prompt), ["a"] * count, [self.best] * count, self.seconds, last)
