@@ -20,7 +20,7 @@ power-cuts:
 	TIERING_POWER_CUTS=$${TIERING_POWER_CUTS:-20000} .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fault/test_power_cuts.py
 fuzz:
 	TIERING_FUZZ=1000000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz --ignore tests/fuzz/test_flips.py
-fuzz-lies: # a sidecar's lies to llama-server's library, under sanitizers: half an hour
+fuzz-lies: # a sidecar's lies to llama-server's library, under sanitizers: some minutes
 	TIERING_LIES=50000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz/test_lies.py
 fuzz-csrc:
 	./scripts/test-csrc fuzz 1000000
