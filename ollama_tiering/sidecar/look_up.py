@@ -54,12 +54,16 @@ class LookUps:
         check_count(len(tokens) // (request.block_tokens * TOKEN_BYTES), "blocks")
         check_count(len(request.extras), "extras")
         extras = [BlockExtra(extra.row, extra.digest) for extra in request.extras]
-        find = partial(self._store.find_history, fingerprints=tuple(request.fingerprints))
-        found, use = await asyncio.to_thread(
-            partial(find, extras=extras, least_tokens=request.least_tokens),
-            *(namespace, tokens, request.block_tokens),
-        )
-        await asyncio.to_thread(use)
+
+        def find_and_use() -> list[MatchedBlock]:
+            found, use = self._store.find_history(
+                *(namespace, tokens, request.block_tokens),
+                *(extras, tuple(request.fingerprints), request.least_tokens),
+            )
+            use()
+            return found
+
+        found = await asyncio.to_thread(find_and_use)
         response, hanging = pb.HasResponse(), _Hanging()
         hanging.note(0, found)
         _add(response, found)

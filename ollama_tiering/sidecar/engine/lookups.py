@@ -116,7 +116,7 @@ class EngineLookUps:
             return nothing(pb.SHORTFALL_TOO_SHORT)
         if self._gate is GateMode.RECOMPUTE:
             return nothing(pb.SHORTFALL_RECOMPUTE)
-        start, found = self._history(request, most)
+        start, found = self._history(request)
         rows, reason, at = _end(found, most)
         rows = min(rows, (start // BLOCK_TOKENS + self._most_files - 1) * BLOCK_TOKENS)
         if rows - request.have < self._min_tokens:
@@ -137,7 +137,7 @@ class EngineLookUps:
         expected_ms = min(round(seconds * 1000), _MOST_MS)
         return self._leased(wanted, request.have, Matched(rows, 0, True, expected_ms, reason, at))
 
-    def _history(self, request: EngineMatch, most: int) -> tuple[int, list[MatchedBlock]]:
+    def _history(self, request: EngineMatch) -> tuple[int, list[MatchedBlock]]:
         """From which row on files are wanted, and the blocks of the history that gains most.
 
         One that goes on from the rows that the slot holds. If there is none, or nobody knows which

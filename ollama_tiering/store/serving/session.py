@@ -80,7 +80,7 @@ class WriteSession(Closing):
         namespace: NamespaceId,
         block_tokens: int,
         reserve_seconds: float,
-        bound_histories: Callable[[bytes, bytes], None] = lambda _parent, _tokens: None,
+        bound_histories: Callable[[bytes, bytes], None],
         *,
         rounded: bool = False,
     ) -> None:

@@ -3,7 +3,6 @@ package tier
 import (
 	"bytes"
 	"context"
-	"slices"
 	"time"
 
 	"github.com/ollama/ollama/kvtier"
@@ -60,7 +59,7 @@ func (t *Tier) findHistory(ctx context.Context, p Prompt, tokens []byte, slot, m
 	}
 	f.blocks = p.matched(has.Blocks, t.namespace, f.chain)
 	for i, fingerprint := range held {
-		if i >= len(f.links) || !slices.Equal(f.links[i].fingerprint, fingerprint) {
+		if i >= len(f.links) || !bytes.Equal(f.links[i].fingerprint, fingerprint) {
 			break
 		}
 		f.held = (i + 1) * kvtier.BlockTokens

@@ -99,7 +99,7 @@ func (t *Tier) notAsked(most int) tierpb.Shortfall {
 		return recomputeOnly
 	case t.late.Load() > 0:
 		return readHangs
-	case !t.client.Up(), t.model.ByRows && !t.client.ByRows():
+	case !t.serves():
 		return sidecarAway
 	case !t.known():
 		return unchecked

@@ -100,7 +100,7 @@ func (t *Tier) store(l *lineage, blocks []*block, after []int) (done int, err er
 
 // storeSome reserves, fills and commits a few blocks and returns how many of them, from the first on, the store has.
 func (t *Tier) storeSome(l *lineage, blocks []*block) (done int, err error) {
-	if t.model.ByRows && !t.client.ByRows() {
+	if t.older() {
 		return 0, errOlder
 	}
 	if err := t.checkContent(contentWait); err != nil {

@@ -137,7 +137,10 @@ func Connect(host Host) *Tier {
 }
 
 // serves reports whether there is a sidecar that can store this model.
-func (t *Tier) serves() bool { return t.client.Up() && (!t.model.ByRows || t.client.ByRows()) }
+func (t *Tier) serves() bool { return t.client.Up() && !t.older() }
+
+// older reports whether the sidecar that answered last knows no blocks that their rows name, and this model has only such.
+func (t *Tier) older() bool { return t.model.ByRows && !t.client.ByRows() }
 
 // NamespaceExtra is what the settings add to a namespace's field "extra".
 func (t *Tier) NamespaceExtra() string { return t.config.NamespaceExtra() }
@@ -196,7 +199,7 @@ func (t *Tier) onSidecarUp() {
 		_ = t.client.Report(t.stats.unsupported(t.model, t.unsupported))
 		return
 	}
-	if !t.serves() {
+	if t.older() {
 		slog.Warn("kv tiering: the sidecar is older than this program and can store nothing of this model: start `tiering up` anew")
 	}
 	if t.off.Load() == nil {

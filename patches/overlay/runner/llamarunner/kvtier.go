@@ -87,7 +87,7 @@ func tierTokens(inputs []input) []int32 {
 	return tokens
 }
 
-// tierInMemory returns how many of the prompt's first tokens the best slot holds.
+// tierInMemory returns the slot that holds most of the prompt's first tokens, and how many.
 func tierInMemory(s *Server, inputs []input) (best, rows int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

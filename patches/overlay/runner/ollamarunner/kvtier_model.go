@@ -53,8 +53,8 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 	cut, exact := kvtier.Part(exactattn.Identity(attention, exactattn.Asked())), strings.HasPrefix(attention, exactattn.Exact)
 	ordered := tierExpectsOrder(s, backend, cache)
 	m.Layers, m.Windows = tierKept(cache), tierWindows(cache, ordered)
-	// The bits of states follow from how the prompt is cut, and so do the cells that the rows of a window are given.
 	m.ByRows = !ordered && !t.Rounds()
+	// The bits of states follow from how the prompt is cut, and so do the cells that the rows of a window are given.
 	if exact && !ordered || slices.ContainsFunc(m.Windows, func(w tier.Window) bool { return w.FreeCells == nil }) {
 		cut += kvtier.Part("batch", fmt.Sprint(s.batchSize))
 	}
