@@ -41,17 +41,19 @@ class LookUps:
     async def answer(self, request: pb.HasRequest) -> pb.HasResponse:
         """ValueError if the request makes no sense."""
         check_count(len(request.keys), "keys")
+        find, blocks = self._in_pieces, len(request.keys)
         if request.by_rows:
-            return await self._history(request)
-        if len(request.keys) <= PIECE_BLOCKS:
-            return await self._in_pieces(request, _nothing)
+            _, tokens, block_tokens = _checked(request)
+            find, blocks = self._history, len(tokens) // (block_tokens * TOKEN_BYTES)
+            check_count(blocks, "blocks")
+        if blocks <= PIECE_BLOCKS:
+            return await find(request, _nothing)
         async with self._long:  # their answers take megabytes: one at a time
-            return await self._in_pieces(request, partial(asyncio.sleep, 0))
+            return await find(request, partial(asyncio.sleep, 0))
 
-    async def _history(self, request: pb.HasRequest) -> pb.HasResponse:
-        """Where rows name the blocks."""
+    async def _history(self, request: pb.HasRequest, others: _Others) -> pb.HasResponse:
+        """Where rows name the blocks. `others` is awaited between two pieces of the answer."""
         namespace, tokens, _ = _checked(request)
-        check_count(len(tokens) // (request.block_tokens * TOKEN_BYTES), "blocks")
         check_count(len(request.extras), "extras")
         extras = [BlockExtra(extra.row, extra.digest) for extra in request.extras]
 
@@ -65,8 +67,11 @@ class LookUps:
 
         found = await asyncio.to_thread(find_and_use)
         response, hanging = pb.HasResponse(), _Hanging()
-        hanging.note(0, found)
-        _add(response, found)
+        for start in range(0, len(found), PIECE_BLOCKS):
+            piece = found[start : start + PIECE_BLOCKS]
+            hanging.note(start, piece)
+            _add(response, piece)
+            await others()
         hanging.add_to(response)
         return response
 
