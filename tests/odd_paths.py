@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+
+import pytest
+
+from ollama_tiering import cli
+
+Said = tuple[int, bytes, bytes]
+Tiering = Callable[..., Said]
+WRONG: Final = (
+    *("nothing", "a file", "below a file", "a file with a slash", "a link to itself"),
+    *("a link to nothing", "a name that is too long", "a path that is too long", "above nothing"),
+    *("no user", "no variable"),
+)
 
 NAMES: Final = {
     "spaces": " a  b ",
@@ -56,3 +69,16 @@ def nothing_there(place: Path) -> dict[str, str]:
         "no user": "~no-such-user/x",
         "no variable": "$NO_SUCH_VARIABLE/x",
     }
+
+
+def run_command(capfdbinary: pytest.CaptureFixture[bytes], *args: str) -> Said:
+    """Runs `tiering` in this process; exit code, stdout, stderr. Nothing it says is a bug."""
+    capfdbinary.readouterr()
+    with pytest.raises(SystemExit) as caught:
+        cli.main(args)
+    code, said = caught.value.code, capfdbinary.readouterr()
+    assert isinstance(code, int)
+    for text in said:
+        assert b"Traceback" not in text
+        assert b"this is a bug" not in text
+    return code, said.out, said.err

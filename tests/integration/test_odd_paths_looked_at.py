@@ -6,22 +6,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ollama_tiering import cli
 from ollama_tiering.config.environment import ENV_CACHE
-from tests.odd_paths import NAMES, nothing_there
+from tests.odd_paths import NAMES, WRONG, Said, Tiering, nothing_there, run_command
 
-Said = tuple[int, bytes, bytes]
-Tiering = Callable[..., Said]
-WRONG = (
-    *("nothing", "a file", "below a file", "a file with a slash", "a link to itself"),
-    *("a link to nothing", "a name that is too long", "a path that is too long", "above nothing"),
-    *("no user", "no variable"),
-)
 pytestmark = pytest.mark.slow
 
 TINY = ("--layers", "1", "--embd", "32", "--ffn", "32")
@@ -46,20 +37,13 @@ def tiering(capfdbinary: pytest.CaptureFixture[bytes]) -> Tiering:
     """Runs the command; exit code, stdout, stderr. It says at most one error, in one line."""
 
     def run(*args: str) -> Said:
-        capfdbinary.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            cli.main(args)
-        code, said = caught.value.code, capfdbinary.readouterr()
-        assert isinstance(code, int)
-        for text in said:
-            assert b"Traceback" not in text
-            assert b"this is a bug" not in text
-        if said.err and args[0] != "logs":
-            first, *more = said.err.splitlines()
+        code, out, err = run_command(capfdbinary, *args)
+        if err and args[0] != "logs":
+            first, *more = err.splitlines()
             assert first.startswith(b"error: ")
             assert all(line.startswith(b"hint: ") for line in more[:1])
             assert len(more) < 2
-        return code, said.out, said.err
+        return code, out, err
 
     return run
 

@@ -6,25 +6,15 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ollama_tiering import cli
 from ollama_tiering.patchset import manifest
-from tests.odd_paths import NAMES, nothing_there
+from tests.odd_paths import NAMES, WRONG, Said, Tiering, nothing_there, run_command
 from tests.unit.patchset import fake_installed, fake_stock
 from tests.unit.patchset.conftest import FakeTools, snapshot
 from tests.unit.patchset.test_release_archive import archive
-
-Said = tuple[int, bytes, bytes]
-Tiering = Callable[..., Said]
-WRONG = (
-    *("nothing", "a file", "below a file", "a file with a slash", "a link to itself"),
-    *("a link to nothing", "a name that is too long", "a path that is too long", "above nothing"),
-    *("no user", "no variable"),
-)
 
 
 @pytest.fixture
@@ -35,20 +25,13 @@ def tiering(
     monkeypatch.setattr(manifest, "default_root", lambda: patches)
 
     def run(*args: str) -> Said:
-        capfdbinary.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            cli.main(args)
-        code, said = caught.value.code, capfdbinary.readouterr()
-        assert isinstance(code, int)
-        for text in said:
-            assert b"Traceback" not in text
-            assert b"this is a bug" not in text
-        assert b"\x1b" not in said.err  # nothing that a terminal obeys
+        code, out, err = run_command(capfdbinary, *args)
+        assert b"\x1b" not in err  # nothing that a terminal obeys
         if code:
-            lines = said.err.splitlines()
+            lines = err.splitlines()
             assert [line for line in lines if line.startswith(b"error: ")] == lines[-2:-1], lines
             assert lines[-1].startswith(b"hint: "), lines
-        return code, said.out, said.err
+        return code, out, err
 
     return run
 
