@@ -4,12 +4,12 @@ in-memory hit, bit for bit, and so is a prompt that parts from a stored one long
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.engine.harness import PREDICT, Server, Sidecar, assert_same, in_memory, text
+from tests.engine.namespaces import descriptions
 from tests.engine.test_restore import Rig, rigs, settings, until_heard
 
 MODELS = ("gemma2", "cohere2", "qwen2", "phi", "granite", "mixtral")
@@ -96,8 +96,7 @@ def test_the_namespace_says_which_layers_have_windows(
     with Server(binary, tmp_path / "tested", models, socket=sidecar.socket) as server:
         server.generate(model, text(100, model), predict=1)
         sidecar.settle(server, model)
-    (file,) = sidecar.ram_dir.glob("v1/*/namespace.json")
-    said = json.loads(file.read_text(encoding="utf-8"))
+    (said,) = descriptions(sidecar)
     assert said["flash_attention"] == "on"
     full = [n for n in range(4) if n not in WINDOWS[model]]
     assert said["layers"].split(";") == [f"0:{n}:full:0:2:64:64" for n in full] + [

@@ -5,7 +5,6 @@ prompts are short; operation by operation: test_exact_op.py.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from tests.engine import paged
 from tests.engine.fake_gpu import computed, devices, offloaded
 from tests.engine.harness import Result, Server, Sidecar, assert_same, text
+from tests.engine.namespaces import descriptions, only_parts, parts
 from tests.engine.paged import BOTH_LATE, EXACT
 from tests.engine.test_replay import assert_nothing_wrong, environment, replay, storm
 from tests.engine.test_restore import LookupTooSlow, until_heard
@@ -30,11 +30,6 @@ def _answers(server: Server, model: str, seed: object, tokens: int = PROMPT_TOKE
     hit = server.generate(model, prompt, predict=PREDICT)
     longer = prompt + hit.text + text(30, ("more", seed))
     return [cold, hit, server.generate(model, longer, predict=PREDICT)]
-
-
-def _extras(sidecar: Sidecar) -> list[str]:
-    names = sidecar.ram_dir.glob("v1/*/namespace.json")
-    return sorted(json.loads(file.read_text(encoding="utf-8"))["extra"] for file in names)
 
 
 @pytest.mark.timeout(400)
@@ -110,10 +105,7 @@ def test_k_and_v_in_q8_0_are_served_wherever_they_lie(
         said = log.read_text(encoding="utf-8")
         assert computed(said.splitlines()) == {0: 0}, "no attention is GGML's"
     paged.assert_all_same(found[1], found[0])
-    names = [
-        json.loads(file.read_text("utf-8")) for file in sidecar.ram_dir.glob("v1/*/namespace.json")
-    ]
-    assert {name["cache_dtype"] for name in names} == {"q8_0"}
+    assert {name["cache_dtype"] for name in descriptions(sidecar)} == {"q8_0"}
     with Server(
         exact_binary, tmp_path / "f16", models, env=paged.hot(1) | EXACT | devices(1024)
     ) as server:
@@ -191,9 +183,9 @@ def test_what_it_computed_is_restored_wherever_it_lay_with_the_bits_of_an_in_mem
             assert_same(answer, answers[0])
 
     until_heard(check)
-    (extra,) = _extras(sidecar)
-    assert ";paged=exact." in extra
-    assert extra.endswith(";rows=0000")
+    computed_by = only_parts(sidecar)
+    assert computed_by["paged"].startswith("exact.")
+    assert computed_by["rows"] == "0000"
 
 
 @pytest.mark.timeout(400)
@@ -211,7 +203,7 @@ def test_the_engines_never_share_a_block(
             restored.append(sum(restore.tokens for restore in server.restores()))
             sidecar.settle(server, "g2")
     assert restored == [0, 0, PROMPT_TOKENS - 1, PROMPT_TOKENS - 1]
-    with_engine = [";paged=exact." in extra for extra in _extras(sidecar)]
+    with_engine = ["paged" in parts(name) for name in descriptions(sidecar)]
     assert sorted(with_engine) == [False, True]
 
 

@@ -6,7 +6,6 @@ what a device has yet to write is written over what was restored.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from tests.engine.fake_gpu import NO_DEVICE, devices, offloaded
 from tests.engine.harness import Result, Server, Sidecar, assert_same, text
+from tests.engine.namespaces import descriptions, parts
 from tests.engine.test_alternate import differing_in_turn
 from tests.engine.test_restore import LookupTooSlow, until_heard
 
@@ -42,11 +42,9 @@ def _from_memory(server: Server, model: str, prompt: str, **options: Any) -> Res
 
 def _rows(sidecar: Sidecar) -> set[str]:
     """Who computes which layer, of every namespace."""
-    found = set()
-    for file in sidecar.ram_dir.glob("v1/*/namespace.json"):
-        extra = json.loads(file.read_text(encoding="utf-8"))["extra"]
-        found.add(dict(part.split("=", 1) for part in extra.split(";"))["rows"])
-    return found
+    named = [parts(description) for description in descriptions(sidecar)]
+    assert {one["keys"] for one in named} == {"rows"}  # tokens do not decide a device's rows
+    return {one["rows"] for one in named}
 
 
 @pytest.mark.parametrize(

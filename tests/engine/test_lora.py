@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from tests.engine.additions import make_adapter
 from tests.engine.conftest import MODELS
 from tests.engine.harness import Server, Sidecar, assert_same, in_memory, text
+from tests.engine.namespaces import descriptions
 
 BASE = "llama"
 ADAPTED = ("llama-one", "llama-other")
@@ -59,8 +59,5 @@ def test_each_adapter_finds_its_own_rows_only(
             sidecar.settle(server, name)
             server.unload(name)
     assert resumed == [0] * len(names) + [PROMPT_TOKENS - 1] * len(names)
-    said = {
-        json.loads(file.read_text(encoding="utf-8"))["adapters"]
-        for file in sidecar.ram_dir.glob("v1/*/namespace.json")
-    }
+    said = {description["adapters"] for description in descriptions(sidecar)}
     assert said == {"", *(f"sha256-{digest}" for digest in adapters.values())}

@@ -6,7 +6,6 @@ and again under the first (all of it must): without the last, a store that is of
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ollama_tiering.patchset import identity
 from ollama_tiering.store.tools.listing import build_of
 from tests.engine.conftest import LIBRARIES
 from tests.engine.harness import Server, Sidecar, assert_same, text
+from tests.engine.namespaces import descriptions, parts
 
 EXACT = {"OLLAMA_CPU_ATTENTION": "exact"}
 PROMPT_TOKENS = 300
@@ -31,15 +31,6 @@ def _installed(binary: Path, libraries: Path, name: str, folder: Path) -> Path:
         shutil.copy2(file, folder / "lib/ollama", follow_symlinks=False)
     shutil.copy2(libraries / f"libggml-cpu-{name}.so", folder / "lib/ollama")
     return folder / "bin/ollama"
-
-
-def _descriptions(sidecar: Sidecar) -> list[dict[str, str]]:
-    files = sidecar.ram_dir.glob("v1/*/namespace.json")
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
-
-
-def _parts(description: dict[str, str]) -> dict[str, str]:
-    return dict(part.split("=", 1) for part in description["extra"].split(";"))
 
 
 def _restored(server: Server) -> int:
@@ -68,7 +59,7 @@ def test_two_cpu_libraries_of_one_build_never_share_a_block(
         else:
             assert came_back == PROMPT_TOKENS - 1
             assert_same(answer, first[name], name)
-    cpus = {_parts(description)["cpu"] for description in _descriptions(sidecar)}
+    cpus = {parts(description)["cpu"] for description in descriptions(sidecar)}
     assert len(cpus) == 2
     assert {"FMA" in cpu.split(",") for cpu in cpus} == {False, True}
 
@@ -107,7 +98,7 @@ def test_another_batch_size_is_another_namespace_where_bits_depend_on_it(
             came_back.append(_restored(server))
     everything = PROMPT_TOKENS - 1
     assert came_back == [0, everything if shared else 0, everything, everything]
-    batches = {_parts(description).get("batch") for description in _descriptions(sidecar)}
+    batches = {parts(description).get("batch") for description in descriptions(sidecar)}
     assert batches == ({None} if shared else {"512", "64"})
 
 
@@ -126,7 +117,7 @@ def test_off_is_stock_and_exact_without_flash_attention_is_neither(
             sidecar.settle(server, "g2")
             found.append(_restored(server))
     assert found == [0, 0, PROMPT_TOKENS - 1, PROMPT_TOKENS - 1]
-    columns = {_parts(description).get("columns") for description in _descriptions(sidecar)}
+    columns = {parts(description).get("columns") for description in descriptions(sidecar)}
     assert columns == {None, "1"}
 
 
@@ -152,10 +143,10 @@ def test_the_engine_is_named_by_what_it_was_built_from(
     with Server(binary, tmp_path, models, socket=sidecar.socket) as server:
         server.generate("g2", text(100, "engine"), predict=1)
         sidecar.settle(server, "g2")
-    (description,) = _descriptions(sidecar)
+    (description,) = descriptions(sidecar)
     build = build_of(description["engine"])
     assert len(build) == identity.DIGITS
     if binary.is_relative_to(config.cache_dir()):
         assert build in identity.known_build_ids()
-    assert _parts(description)["cpu"]
-    assert _parts(description)["devices"] == "none"
+    assert parts(description)["cpu"]
+    assert parts(description)["devices"] == "none"

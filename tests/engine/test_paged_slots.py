@@ -4,7 +4,6 @@ there (tests/fakegpu), whose streams are late by chance.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from tests.engine import paged
 from tests.engine.fake_gpu import devices
 from tests.engine.harness import Server, Sidecar, assert_same, text
+from tests.engine.namespaces import descriptions, only_parts
 from tests.engine.paged import BOTH_LATE, PROMPT_TOKENS
 from tests.engine.test_alternate import differing_in_turn
 from tests.engine.test_replay import assert_nothing_wrong, environment, make_prompts, replay, storm
@@ -75,7 +75,7 @@ def test_rows_of_paged_layers_come_back_wherever_they_lay(
         assert_same(answers[1], answers[0])
 
     until_heard(check)
-    assert len(list(sidecar.ram_dir.glob("v1/*/namespace.json"))) == 1
+    assert len(descriptions(sidecar)) == 1
 
 
 @pytest.mark.timeout(300)
@@ -105,7 +105,4 @@ def test_rows_that_are_paged_are_not_stored_before_the_device_has_written_them(
             assert_same(answer, hit)
 
     until_heard(check)
-    names = sidecar.ram_dir.glob("v1/*/namespace.json")
-    extras = [json.loads(file.read_text(encoding="utf-8"))["extra"] for file in names]
-    assert len(extras) == 1
-    assert "rows=0000" in extras[0]
+    assert only_parts(sidecar)["rows"] == "0000"

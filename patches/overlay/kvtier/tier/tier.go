@@ -78,7 +78,7 @@ func (m Model) ByRowsExtra() string {
 	if !m.ByRows {
 		return ""
 	}
-	return kvtier.Part("rows", "named")
+	return kvtier.Part("keys", "rows")
 }
 
 var active atomic.Pointer[Tier]
