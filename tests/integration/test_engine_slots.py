@@ -186,6 +186,7 @@ def test_states_for_which_there_is_no_room_are_not_kept(
         assert talk.say("prompt", 1, first, 641) == "have 0 restored 0 reason 23"
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("into_cells", [False, True])
 def test_a_prompt_that_waits_longer_than_a_lease_gets_all_its_rows(
     program: Path, first: int, into_cells: bool
@@ -220,10 +221,16 @@ def test_a_prompt_that_waits_longer_than_a_lease_gets_all_its_rows(
 
 
 def fill(talk: Talk, firsts: list[int], before: int) -> None:
-    """Stores and reads prompts of ten blocks each."""
+    """Stores and reads prompts of ten blocks each. On a busy machine the sidecar may have no room
+    for a block, because those before it are not on the disk yet: it is stored with the next answer.
+    """
     for number, one in enumerate(firsts, 1):
-        talk.say("answer", 0, one, 640)
-        talk.say("settle", before + 10 * number)
+        stored, wanted = 0, before + 10 * number
+        for _ in range(3):
+            if stored < wanted:
+                talk.say("answer", 0, one, 640)
+                stored = int(talk.say("settle", wanted).split()[0])
+        assert stored == wanted
         talk.say("hold", 0, 0, 0)
         talk.say("prompt", 0, one, 641)
 

@@ -63,6 +63,15 @@ def run(fake: Path, *arguments: str, **environment: str) -> subprocess.Completed
     )
 
 
+def features(fake: Path, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """tests/gpu's, without a cache in the checkout and without clearing away what other sessions
+    left in the shared folder for temporary files: what cannot be removed there fails a session.
+    """
+    apart = ["-p", "no:cacheprovider", "--basetemp", str(tmp_path / "inner")]
+    tests = "tests/gpu/test_gpu_features.py"
+    return run(fake, "-m", "pytest", "-q", *apart, "-m", "gpu", tests, **environment)
+
+
 def report(fake: Path, out: Path, **environment: str) -> tuple[int, list[dict[str, object]], str]:
     ran = run(
         fake,
@@ -100,18 +109,17 @@ def test_a_driver_that_does_not_start_is_a_failure_and_none_without_a_gpu_is_sai
     assert (code, [line["status"] for line in lines]) == (1, ["DEVICE_ERROR"])
     code, lines, _ = report(fake, tmp_path / "none.jsonl", PA_FAKE_INIT="100")
     assert (code, [line["status"] for line in lines]) == (1, ["NO_DEVICE"])
-    tests = "tests/gpu/test_gpu_features.py"
-    broken = run(fake, "-m", "pytest", "-q", "-m", "gpu", tests, PA_FAKE_INIT="999")
-    assert broken.returncode == 1, broken.stdout[-2000:]
-    none = run(fake, "-m", "pytest", "-q", "-m", "gpu", tests, PA_FAKE_INIT="100")
-    assert none.returncode == 0, none.stdout[-2000:]
+    broken = features(fake, tmp_path, PA_FAKE_INIT="999")
+    assert broken.returncode == 1, broken.stdout[-2000:] + broken.stderr[-2000:]
+    none = features(fake, tmp_path, PA_FAKE_INIT="100")
+    assert none.returncode == 0, none.stdout[-2000:] + none.stderr[-2000:]
     assert "skipped" in none.stdout
     assert "passed" not in none.stdout
 
 
-def test_the_suite_for_a_gpu_passes_on_the_emulated_one(fake: Path) -> None:
-    ran = run(fake, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu/test_gpu_features.py")
-    assert ran.returncode == 0, ran.stdout[-4000:]
+def test_the_suite_for_a_gpu_passes_on_the_emulated_one(fake: Path, tmp_path: Path) -> None:
+    ran = features(fake, tmp_path)
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
     assert "skipped" not in ran.stdout
 
 
