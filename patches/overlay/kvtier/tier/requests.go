@@ -48,6 +48,9 @@ func (t *Tier) Restore(slot int, request any, memory, prompt int) (resume int) {
 	return resume
 }
 
+// Kept is how many rows the last restore of a slot left where they were. The caller holds the lock.
+func (t *Tier) Kept(slot int) int { return t.slots[slot].memory }
+
 // BeforeFork saves what dst is about to lose, and lets dst inherit from src's first rows. The caller holds the lock.
 func (t *Tier) BeforeFork(src, dst, rows int) {
 	t.slots[dst].discard(t, 0)

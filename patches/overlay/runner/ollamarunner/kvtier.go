@@ -120,7 +120,7 @@ func tierRestore(slot *InputCacheSlot, prompt []*input.Input, numPast int32, cac
 	if first, cut := tierCut(prompt, int(resume)); cut {
 		t.Doubt(slot.Id, first)
 	}
-	replayRestored(slot, prompt, numPast, resume)
+	replayRestored(slot, prompt, int32(t.Kept(slot.Id)), numPast, resume)
 	return resume
 }
 

@@ -227,9 +227,10 @@ func replayShift(slot *InputCacheSlot, keep int32) {
 	})
 }
 
-// replayRestored keeps the rows that a restore wrote: they are given, not computed.
-func replayRestored(slot *InputCacheSlot, prompt []*input.Input, from, to int32) {
-	if to <= from {
+// replayRestored keeps the rows that a restore wrote: they are given, not computed. They begin at from, and take the place of those
+// that the slot had up to memory.
+func replayRestored(slot *InputCacheSlot, prompt []*input.Input, from, memory, to int32) {
+	if to <= from && from == memory {
 		return
 	}
 	r := recording()
@@ -247,6 +248,7 @@ func replayRestored(slot *InputCacheSlot, prompt []*input.Input, from, to int32)
 	rows := r.rows.Content(cells)
 	r.given(all, prompt[:to], int(from))
 	r.add(fmt.Sprintf("slot %d restored %d to %d", id, from, to), func() error {
+		r.rows.Drop(id, int(from))
 		r.rows.SetContent(cells, rows)
 		r.rows.Occupy(id, int(from), cells)
 		return nil

@@ -28,7 +28,7 @@ func replayFork(_, _ *InputCacheSlot, _ int32) {}
 
 func replayShift(*InputCacheSlot, int32) {}
 
-func replayRestored(*InputCacheSlot, []*input.Input, int32, int32) {}
+func replayRestored(*InputCacheSlot, []*input.Input, int32, int32, int32) {}
 
 func replayFinished(*Sequence) {}
 
