@@ -47,7 +47,9 @@ _SOURCE = click.option(
     + flag_note("patch.source"),
 )
 _UNTESTED = click.option(
-    "--allow-untested", is_flag=True, help="Try it even if the tree is not a supported version."
+    "--allow-untested",
+    is_flag=True,
+    help="Try it even if the tree is not a supported version with the Go engine.",
 )
 _CPU = click.option(
     "--cpu",
@@ -296,7 +298,7 @@ def status(tree: Path | None, as_json: bool) -> None:
         if row["binary"]:
             click.echo(plain(f"  built: {row['binary']}"))
     for one in installed:
-        said = f"{one['state']} {one['version']} ({one['llama_cpp']})"
+        said = f"{one['state']} {one['version']} ({one['engine']})"
         click.echo(plain(f"{one['installed']}: {said}"))
         click.echo(plain(f"  built: {one['binary']}"))
     if not rows and not installed:
@@ -312,7 +314,7 @@ def _build(
         if signal.getsignal(number) == signal.SIG_DFL:  # `nohup` ignores one
             signal.signal(number, signal.default_int_handler)
     report, arch = Report(quiet=quiet, verbose=verbose), given.get("cuda_arch")
-    go = {name: value for name, value in given.items() if name not in ("jobs", "allow_untested")}
+    go = {name: value for name, value in given.items() if name != "jobs"}
     if installed := choose.chosen(ollama or (choose.AUTO if llama_source else None), go):
         from ollama_tiering.cli.patch_installed import patch_installed
 

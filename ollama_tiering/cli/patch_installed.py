@@ -25,7 +25,7 @@ def patch_installed(
     given: dict[str, Any],
     report: Report,
 ) -> Path:
-    request = BuildRequest(source, given["allow_untested"], given["jobs"])
+    request = BuildRequest(source, given["jobs"])
     tree = make_tree(installed, request, report)
     tree_upkeep.remove_superseded(tree, report)
     return tree.binary
@@ -39,6 +39,7 @@ def row_of(tree: LinkTree) -> dict[str, Any]:
         "state": state,
         "version": tree.version,
         "llama_cpp": tree.pin,
+        "engine": tree.engine,
         "binary": str(tree.binary),
     }
 

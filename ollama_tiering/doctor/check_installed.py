@@ -36,13 +36,13 @@ def checks(trees: Sequence[LinkTree], *, needed: bool) -> Iterator[Check]:
 
 
 def _of_tree(found: InstalledOllama, tree: LinkTree) -> Iterator[Check]:
-    program, engine = found.program, f"llama-server of llama.cpp {tree.pin}"
+    program = found.program
     if not tree.fits(found):
         changed = f"{program} was updated or changed since it was patched as {tree.version}"
         yield warn(NAME, f"{changed}: `tiering up` serves it as stock", "tiering patch")
         yield from _needs(found)
         return
-    tiered = f"{program}, {tree.version}, {engine}: tiered by {tree.folder}"
+    tiered = f"{program}, {tree.version}, {tree.engine}: tiered by {tree.folder}"
     if built.current(found) is not None:
         yield ok(NAME, tiered)
         return
@@ -84,8 +84,9 @@ def _pin(found: InstalledOllama) -> str:
     installation.require_program(found)
     compile.require_linkable(found)
     version = found.version()
-    pin = pins.pin_of(pins.load(), version, found.build(), allow_untested=False)
-    return f"{version}, llama.cpp {pin}"
+    pin = pins.pin_of(pins.load(), version, found.build(), tag_of=lambda commit: "")
+    listed = "" if pin.is_tested else ", not on the list of tested ones: the self-test decides"
+    return f"{version}, llama.cpp {pin.name}{listed}"
 
 
 def _extra() -> str:

@@ -43,8 +43,14 @@ class LlamaServer:
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             return False
 
-    def complete(self, prompt: Sequence[int], count: int) -> Completed:
-        """The most likely tokens behind `prompt`. ServiceError where there is no such answer."""
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def complete(self, prompt: Sequence[int], count: int, slot: int | None = None) -> Completed:
+        """The most likely tokens behind `prompt`. `slot`: the one to compute in. ServiceError where
+        there is no such answer.
+        """
         body = {
             "prompt": list(prompt),
             "n_predict": count,
@@ -53,6 +59,7 @@ class LlamaServer:
             "cache_prompt": True,
             "return_tokens": True,
             "ignore_eos": True,
+            **({} if slot is None else {"id_slot": slot}),
         }
         try:
             answer = httpx.post(

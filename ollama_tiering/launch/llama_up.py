@@ -14,7 +14,7 @@ from typing import Final
 
 from ollama_tiering import extras
 from ollama_tiering.errors import ResultDiffers, ServiceError
-from ollama_tiering.launch.llama_self_test import self_test
+from ollama_tiering.launch.self_test import self_test
 from ollama_tiering.launch.unharmed import in_one_line
 from ollama_tiering.patchset.llama_server import built, tree_use
 from ollama_tiering.patchset.llama_server import installation as installed
@@ -35,12 +35,11 @@ class _Made:
     """How a tree was made: by which request, and with which version of the engine's protocol."""
 
     named_source: str | None
-    allow_untested: bool
     protocol: int
 
     @property
     def request(self) -> BuildRequest:
-        return BuildRequest(self.named_source, self.allow_untested)
+        return BuildRequest(self.named_source)
 
 
 def make_tree(installation: InstalledOllama, request: BuildRequest, report: Report) -> LinkTree:
@@ -49,17 +48,18 @@ def make_tree(installation: InstalledOllama, request: BuildRequest, report: Repo
     if built.current(installation) is None:
         extras.need("models")  # the self-test makes one; said before anything is compiled
     tree = built.ensure(installation, request, self_test, report)
-    made = _Made(request.named_source, request.allow_untested, VERSION)
+    made = _Made(request.named_source, VERSION)
     if _made(tree) is None:
         (tree.folder / _MADE).write_text(json.dumps(asdict(made)) + "\n", encoding="utf-8")
     return tree
 
 
 def _made(tree: LinkTree) -> _Made | None:
-    """None where it was not written down."""
+    """None where it was not written down. An older `tiering` may have noted more."""
     try:
-        return _Made(**json.loads((tree.folder / _MADE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        noted = json.loads((tree.folder / _MADE).read_text(encoding="utf-8"))
+        return _Made(noted["named_source"], noted["protocol"])
+    except (OSError, ValueError, TypeError, LookupError):
         return None
 
 

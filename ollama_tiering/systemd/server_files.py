@@ -44,7 +44,7 @@ def tree_files(
 ) -> Iterator[NewFile]:
     """A tree in `folder`; `stock` is how the installed `ollama` is started."""
     library = tree.lib / IMPLEMENTATION
-    for entry in links.entries(found, tree.state, tree.version, library):
+    for entry in links.entries(found, tree.state, tree.version, library, tree.refused):
         if entry.source is None:
             yield NewFile(folder / entry.path, 0o755, content=entry.text.encode())
         elif entry.is_link:

@@ -409,3 +409,34 @@ def test_without_the_variable_the_sidecar_never_hears_of_it(
         assert [off.complete(prompt), off.complete(prompt)] == answers
     assert not sidecar.stat().runners
     assert "kv tiering" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        ("no-flash-attention", WAYS["V transposed"]),
+        ("quantised", WAYS["q4_0"]),
+        ("slots", WAYS["two slots"]),
+        ("axes", WAYS["positions of several dimensions"]),
+        ("context-shift", (*WAYS["flash attention"], "--context-shift")),
+        ("windows", ("gemma3-tiny", "-fa", "on", "-np", "1")),
+        ("states", ("lfm2-tiny", "-fa", "on", "-np", "1")),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_a_kind_that_failed_the_self_test_is_refused_and_no_other(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random, kind: str, way: tuple[str, ...]
+) -> None:
+    prompt = text(rng, 200)
+    env = {"OLLAMA_KV_TIER_REFUSED_KINDS": f"other,{kind}"}
+    refused = start(*way, "-c", "2048", sidecar=sidecar, env=env)
+    refused.complete(prompt)
+    stat = sidecar.wait(lambda s: any(not one.tiered for one in s.runners), "it says why not")
+    assert {one.reason for one in stat.runners} == {
+        f"{kind} failed the self-test with this llama.cpp"
+    }
+    assert not stat.namespaces
+    refused.kill()
+    tiered = start(*WAYS["flash attention"], "-c", "2048", sidecar=sidecar, env=env)
+    tiered.complete(prompt)
+    wait_stored(sidecar, tiered, blocks_of(200))

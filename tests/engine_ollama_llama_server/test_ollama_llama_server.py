@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.launch import llama_self_test
-from ollama_tiering.launch.llama_self_test import self_test
+from ollama_tiering.launch.self_test import checks, self_test, store
 from ollama_tiering.patchset.llama_server import guard, link_tree, links, parts
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
@@ -232,7 +231,7 @@ def test_an_update_while_it_serves_makes_the_next_llama_server_stock(
 def test_a_library_that_does_not_tier_fails_the_self_test(
     installed: Path, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llama_self_test, "STORE_SECONDS", 3.0)
+    monkeypatch.setattr(store, "_STORE_SECONDS", 3.0)
     lib = tmp_path / "tree/lib/ollama"
     shutil.copytree(tree / "lib/ollama", lib, symlinks=True)
     (lib / "libllama-server-impl.so").unlink()
@@ -242,5 +241,14 @@ def test_a_library_that_does_not_tier_fails_the_self_test(
     one = InstalledOllama(installed / "bin/ollama", installed / "lib/ollama")
     other = InstalledOllama(tree / "bin/ollama", lib)
     with pytest.raises(ServiceError, match="stored nothing within"):
-        self_test(one, other, Report(quiet=True))
-    self_test(one, InstalledOllama(tree / "bin/ollama", tree / "lib/ollama"), Report(quiet=True))
+        self_test(one, other, False, Report(quiet=True))
+    made = InstalledOllama(tree / "bin/ollama", tree / "lib/ollama")
+    assert self_test(one, made, False, Report(quiet=True)).checks == 1
+
+
+def test_the_tree_has_passed_all_checks(tree: Path) -> None:
+    """Of an archive nobody can tell the commit."""
+    made = link_tree.read(tree)
+    assert made is not None
+    assert (made.checks, made.refused) == (len(checks.ALL), {})
+    assert made.engine.endswith(f"not on the list of tested ones: {len(checks.ALL)} checks passed")

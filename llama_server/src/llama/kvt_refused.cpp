@@ -1,5 +1,6 @@
 #include "kvt_refused.h"
 
+#include "kvt_kinds.h"
 #include "kvt_loaded.h"
 
 #include "common.h"
@@ -81,7 +82,10 @@ string why_not(const common_params & params, llama_context * ctx, bool speculati
             return "V is transposed on the device (flash attention avoids that)";
         }
     }
-    return planes.empty() && why.empty() ? "layers that are not understood" : why;
+    if (planes.empty()) {
+        return why.empty() ? "layers that are not understood" : why;
+    }
+    return refused_kind(params, ctx, parts, planes);
 }
 
 } // namespace kvt

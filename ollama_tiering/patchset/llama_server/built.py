@@ -39,6 +39,7 @@ from ollama_tiering.patchset.llama_server.installation import (
     usual_name,
 )
 from ollama_tiering.patchset.llama_server.link_tree import FORMAT, RECORD, LinkTree
+from ollama_tiering.patchset.llama_server.outcome import Outcome
 from ollama_tiering.patchset.llama_server.tree import patch_tree
 from ollama_tiering.patchset.llama_server.tree_use import UNFINISHED
 from ollama_tiering.patchset.lock import locked
@@ -48,8 +49,8 @@ from ollama_tiering.system.directories import sync_directory
 
 BUSY: Final = "another `tiering patch` is at work"
 
-SelfTest = Callable[[InstalledOllama, InstalledOllama, Report], None]
-"""(installed, tree, report): raises where the tree does not do what it must."""
+SelfTest = Callable[[InstalledOllama, InstalledOllama, bool, Report], Outcome]
+"""(installed, tree, all checks, report): raises where the tree does not do what it must."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,6 @@ class BuildRequest:
     """
 
     named_source: str | None = None
-    allow_untested: bool = False
     jobs: int | None = None
     patience: float | None = None
 
@@ -134,7 +134,7 @@ def _has_its_guard(tree: LinkTree, installation: InstalledOllama) -> bool:
     start stock for ever.
     """
     try:
-        wanted = guard.text(installation, tree.state, tree.version)
+        wanted = guard.text(installation, tree.state, tree.version, tree.refused)
         return (tree.lib / SERVER).read_bytes() == os.fsencode(wanted)
     except (TieringError, OSError, ValueError):
         return False
@@ -144,7 +144,8 @@ def ensure(
     installation: InstalledOllama, request: BuildRequest, self_test: SelfTest, report: Report
 ) -> LinkTree:
     """The tree for what is installed now; made if it is not there. A tree that fails its test is
-    not kept.
+    not kept. One of a llama.cpp that is not tested here, or of which nobody can say so, has to pass
+    all checks.
     """
     if done := current(installation):
         report.say(f"{done.binary} is up to date")
@@ -154,8 +155,9 @@ def ensure(
     compiling.require_linkable(installation)
     version, build = installation.version(), installation.build()
     guard.text(installation, state, version)  # it is said now where there can be none
-    untested = request.allow_untested
-    pin = pins.pin_of(pins.load(), version, build, allow_untested=untested)
+    pin = pins.pin_of(
+        pins.load(), version, build, lambda commit: source.tag_of(commit, request.named_source)
+    )
     name = hashlib.sha256(json.dumps([state, ours, compiler.identity]).encode()).hexdigest()[:12]
     target = folder() / f"{version}-{name}"
     with (
@@ -165,25 +167,31 @@ def ensure(
     ):
         if done := current(installation):  # that one made it
             return done
-        found = source.obtain(pin, request.named_source, work / "source", report)
+        found = source.obtain(pin.name, request.named_source, work / "source", report)
         try:
-            doubt = pins.require_same(pin, build, found.commit, allow_untested=untested)
+            doubt = pins.require_same(pin.name, build, found.commit)
         except UnsupportedUpstream:
-            source.forget(pin)  # of a wrong source, it would be taken again from the right one
+            source.forget(pin.name)  # of a wrong source, it would be taken again from the right one
             raise
-        if doubt:
-            report.warn(doubt)
+        is_tested = pin.is_tested and not doubt
+        if not is_tested:
+            why = doubt or f"llama.cpp {pin.name} is not on the list of tested ones"
+            report.warn(f"{why}; all checks of the self-test have to show that it is right")
         patch_tree(found.folder, default_sources())
         library = compiling.compile_server(
             found.folder, installation, compiler, work, report, jobs=request.jobs
         )
         fresh = work / "tree"
         links.lay(fresh, links.entries(installation, state, version, library))
-        self_test(installation, InstalledOllama(fresh / links.PROGRAM, fresh / links.LIB), report)
+        made = InstalledOllama(fresh / links.PROGRAM, fresh / links.LIB)
+        outcome = self_test(installation, made, not is_tested, report)
+        if outcome.refused:
+            links.write_guard(made.server, installation, state, version, outcome.refused)
         if installation.state() != state:
             raise BuildError(f"{installation.lib} was changed meanwhile", hint="try it again")
         program = str(usual_name(installation.program, on_path=True))
-        tree = LinkTree(target, program, version, pin, state, ours)
+        tested = (is_tested, outcome.checks, dict(outcome.refused))
+        tree = LinkTree(target, program, version, pin.name, state, ours, *tested)
         tree = replace(tree, parts=parts.of(fresh, installation))
         (fresh / RECORD).touch(0o600)  # it is locked later
         (fresh / RECORD).write_text(link_tree.text_of(tree), encoding="utf-8")

@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.config.environment import ENV_ENGINE_SOCKET
+from ollama_tiering.config.environment import ENV_ENGINE_SOCKET, ENV_REFUSED_KINDS
 from ollama_tiering.errors import MissingTool, UnsupportedUpstream
 from ollama_tiering.patchset.llama_server.installation import (
     IMPLEMENTATION,
@@ -45,6 +45,7 @@ state=$(LC_ALL=C stat -L -c '{asked}' -- \\
 if ! [ -x "$here/{copy}" ] || ! [ -f "$here/{ours}" ]; then
     echo "tiering: the tree of links is not whole any more, so $again" >&2
 elif [ "$state" = {state} ]; then
+    export {refused_name}={refused}
     exec "$here/{copy}" "$@"
 elif ! stat -L -c '{asked}' -- / > /dev/null 2>&1; then
     echo 'tiering: there is no `stat` that says size and time of a file, so this model is served' \\
@@ -73,9 +74,11 @@ exec "$installed/{server}" "$@"
 """
 
 
-def text(installation: InstalledOllama, state: FileState, version: str) -> str:
-    """The script. `state` is that of the files for which our library was compiled. MissingTool
-    where no `stat` here can say it.
+def text(
+    installation: InstalledOllama, state: FileState, version: str, refused: Collection[str] = ()
+) -> str:
+    """The script. `state` is that of the files for which our library was compiled, `refused` the
+    kinds that failed the self-test. MissingTool where no `stat` here can say that state.
     """
     return SCRIPT.format(
         asked=_ASKED,
@@ -86,6 +89,8 @@ def text(installation: InstalledOllama, state: FileState, version: str) -> str:
         ours=IMPLEMENTATION,
         version=_plain(version),
         socket=ENV_ENGINE_SOCKET,
+        refused_name=ENV_REFUSED_KINDS,
+        refused=shlex.quote(",".join(sorted(refused))),
         server=SERVER,
     )
 

@@ -15,11 +15,12 @@ from typing import Any, Final
 
 from ollama_tiering.patchset.llama_server import links, parts
 from ollama_tiering.patchset.llama_server.installation import FileState, InstalledOllama
+from ollama_tiering.patchset.llama_server.outcome import Outcome
 from ollama_tiering.patchset.llama_server.parts import Parts
 from ollama_tiering.system.durable_file import bounded_content
 from ollama_tiering.system.files import without_links
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 RECORD: Final = "tree.json"
 _MOST_BYTES: Final = 16 << 20
 _PLAIN: Final = re.compile(r"[\w.+-]+", re.ASCII)  # they come into a script
@@ -30,7 +31,8 @@ class LinkTree:
     """What is known of a tree. `program` is the installed `ollama`, by a name that stays right
     where an update changes what a link leads to; `state` that of all its files when the tree was
     made, `ours` a digest of our part, `parts` what lies in the tree (a service has a manifest
-    instead).
+    instead). `is_tested`: this llama.cpp is on the list (pins.toml). `checks` of the self-test
+    passed, `refused` says which kinds did not, and why.
     """
 
     folder: Path
@@ -39,6 +41,9 @@ class LinkTree:
     pin: str
     state: FileState
     ours: str
+    is_tested: bool = True
+    checks: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
     parts: Parts = field(default_factory=list)
 
     @property
@@ -48,6 +53,15 @@ class LinkTree:
     @property
     def lib(self) -> Path:
         return self.folder / links.LIB
+
+    @property
+    def engine(self) -> str:
+        """What it runs, and how far that is tested, in words."""
+        what = f"llama-server of llama.cpp {self.pin}"
+        if self.is_tested and not self.refused:
+            return what
+        listed = "" if self.is_tested else ", not on the list of tested ones"
+        return f"{what}{listed}: {Outcome(self.checks, self.refused)}"
 
     def is_of(self, installation: InstalledOllama) -> bool:
         """Whether its program is that one now."""
@@ -77,7 +91,8 @@ def read(folder: Path) -> LinkTree | None:
         names = {field.name for field in fields(LinkTree)} - {"folder"}
         if values.pop("format") != FORMAT or set(values) != names:
             return None
-        if not all(_PLAIN.fullmatch(values[name]) for name in ("version", "pin")):
+        plain = (values["version"], values["pin"], *values["refused"])
+        if not all(_PLAIN.fullmatch(word) for word in plain):
             return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,10 +40,15 @@ class TreeEntry:
 
 
 def entries(
-    installation: InstalledOllama, state: FileState, version: str, implementation: Path
+    installation: InstalledOllama,
+    state: FileState,
+    version: str,
+    implementation: Path,
+    refused: Collection[str] = (),
 ) -> Iterator[TreeEntry]:
     """All of a tree; `implementation` is our library, compiled for the files of that state and
-    version. The guard is the last, so that none lets a library be used that is not there yet.
+    version, `refused` the kinds that failed its self-test. The guard is the last, so that none lets
+    a library be used that is not there yet.
     """
     yield TreeEntry(PROGRAM, installation.program)
     yield TreeEntry(LIB / IMPLEMENTATION, implementation)
@@ -52,7 +57,7 @@ def entries(
             yield TreeEntry(LIB / guard.COPY, installed)
         elif installed.name != IMPLEMENTATION:
             yield TreeEntry(LIB / installed.name, installed, is_link=True)
-    yield TreeEntry(LIB / SERVER, text=guard.text(installation, state, version))
+    yield TreeEntry(LIB / SERVER, text=guard.text(installation, state, version, refused))
 
 
 def lay(tree: Path, every: Iterator[TreeEntry]) -> None:
@@ -70,6 +75,17 @@ def lay(tree: Path, every: Iterator[TreeEntry]) -> None:
             _same_file(entry.source, target)
         else:
             shutil.copy2(entry.source, target)
+
+
+def write_guard(
+    server: Path,
+    installation: InstalledOllama,
+    state: FileState,
+    version: str,
+    refused: Collection[str],
+) -> None:
+    """Over the one of a tree that is not used yet: `refused` kinds are served as stock."""
+    server.write_bytes(os.fsencode(guard.text(installation, state, version, refused)))
 
 
 def _same_file(installed: Path, target: Path) -> None:

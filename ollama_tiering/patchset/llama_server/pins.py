@@ -1,11 +1,14 @@
 """Which commit of llama.cpp an Ollama is built from, and whether that one is tested here.
 
-The pins are data (pins.toml). llama.cpp names its commits by a count, as `b10488`.
+What is tested is data (pins.toml), and so are the commits of versions that are known. The commit of
+another version is the one that its llama-server says. llama.cpp names its commits by a count, as
+`b10488`.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +16,6 @@ from ollama_tiering.errors import UnsupportedUpstream
 from ollama_tiering.patchset.llama_server.installation import ServerBuild
 
 DATA = Path(__file__).with_name("pins.toml")
-UNTESTED = "try it all the same: tiering patch --allow-untested"
 OR_GO = "or build a version with the Go engine: tiering patch --tag TAG"
 
 
@@ -23,37 +25,44 @@ class Pins:
     tested: tuple[str, ...]  # the pins
 
 
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """`name` is a tag of llama.cpp, or a commit that has none. One that is not `is_tested` has to
+    pass all checks of the self-test.
+    """
+
+    name: str
+    is_tested: bool
+
+
 def load(path: Path = DATA) -> Pins:
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     return Pins(dict(document["pins"]), tuple(document["tested"]))
 
 
-def pin_of(pins: Pins, version: str, build: ServerBuild, *, allow_untested: bool) -> str:
-    """UnsupportedUpstream for a version that is not known or not tested. One that is not known has
-    the pin that llama-server's own count names, if it is one.
+def pin_of(pins: Pins, version: str, build: ServerBuild, tag_of: Callable[[str], str]) -> Pin:
+    """`tag_of` returns the tag of a commit that is given by its first digits, or "". It is asked
+    for a version that is not known, whose llama-server was built of a shallow clone, as Ollama's
+    is: its count says nothing, its commit is right. UnsupportedUpstream where nothing says it.
     """
-    pin = pins.of_version.get(version)
-    if pin is None:
-        known = ", ".join(v for v, p in pins.of_version.items() if p in pins.tested)
-        if not allow_untested or build.number < 2:
-            trying = f"; {UNTESTED}" if build.number > 1 else ""
-            hint = f"known and tested: {known}{trying}; {OR_GO}"
+    name = pins.of_version.get(version)
+    if name is None and build.number > 1:
+        name = f"b{build.number}"
+    if name is None:
+        if not build.commit:
             raise UnsupportedUpstream(
-                f"which llama.cpp is in Ollama {version} is not known here", hint=hint
+                f"which llama.cpp is in Ollama {version} is not known here, and its llama-server "
+                "does not say it",
+                hint=f"install a release of Ollama; {OR_GO}",
             )
-        return f"b{build.number}"
-    if pin not in pins.tested and not allow_untested:
-        raise UnsupportedUpstream(
-            f"Ollama {version} has llama.cpp {pin}, which is not tested",
-            hint=f"{UNTESTED}; {OR_GO}",
-        )
-    return pin
+        name = tag_of(build.commit) or build.commit
+    return Pin(name, name in pins.tested)
 
 
-def require_same(pin: str, build: ServerBuild, commit: str, *, allow_untested: bool) -> str:
-    """A warning, empty where llama-server and the source are surely of one commit. `commit`: of the
-    source, empty where it does not say. UnsupportedUpstream where they are surely of two, or nobody
-    can tell and `allow_untested` is not given.
+def require_same(pin: str, build: ServerBuild, commit: str) -> str:
+    """Why it is not sure that llama-server and the source are of one commit; empty where it is.
+    `commit`: of the source, empty where it does not say. UnsupportedUpstream where they are surely
+    of two.
     """
     if build.commit and commit:
         if commit.startswith(build.commit) or build.commit.startswith(commit):
@@ -71,9 +80,4 @@ def require_same(pin: str, build: ServerBuild, commit: str, *, allow_untested: b
         )
     if f"b{build.number}" == pin:
         return ""
-    doubt = f"whether the source and the installed llama-server are both of {pin} cannot be told"
-    if not allow_untested:
-        raise UnsupportedUpstream(
-            doubt, hint=f"give a git clone with the tag {pin} as --llama-source; or {UNTESTED}"
-        )
-    return f"{doubt}; the self-test has to show it"
+    return f"whether the source and the installed llama-server are both of {pin} cannot be told"

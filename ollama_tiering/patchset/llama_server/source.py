@@ -68,6 +68,24 @@ def obtain(pin: str, named: str | None, to: Path, report: Report) -> LlamaSource
     return LlamaSource(to, commit)
 
 
+def tag_of(commit: str, named: str | None) -> str:
+    """The tag of a commit that is given by its first digits, as the source's repository has it;
+    empty where none is that commit, and for a folder or an archive, which have no tags. FetchError
+    where it cannot be asked.
+    """
+    place = config.expanded(named).absolute() if named else None
+    if place is not None and (place.is_file() or (place.is_dir() and not _is_clone(place))):
+        return ""
+    asked = str(place) if place is not None and place.exists() else named or UPSTREAM
+    done = run("git", "ls-remote", "--tags", asked)
+    if done.returncode:
+        last = done.tail[-1] if done.tail else f"git ended with {done.returncode}"
+        raise FetchError(f"{asked}: {last}", hint=f"without network: --llama-source PATH; {_HINT}")
+    found = (line.split() for line in done.stdout.splitlines())
+    names = [ref for sha, ref in found if sha.startswith(commit)]
+    return names[0].removeprefix("refs/tags/").removesuffix("^{}") if names else ""
+
+
 def cache_folder() -> Path:
     return config.cache_dir() / "llama.cpp.git"
 

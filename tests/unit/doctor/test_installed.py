@@ -74,17 +74,29 @@ def test_one_that_is_not_patched_is_nothing_that_is_built(
 def test_what_patch_would_refuse_fails(
     found: InstalledOllama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake.script(found.program, "#!/bin/sh\necho 'ollama version is 0.32.14'\n")
+    fake.script(found.program, "#!/bin/sh\necho 'ollama version is 0.40.0'\n")
+    fake.script(found.server, "#!/bin/sh\necho 'version: 1 (unknown)'\n")
     fake.compiler(tmp_path / "compiler", gcc=10)
     monkeypatch.setattr(extras, "missing", lambda _name: ["gguf"])
     said = checks()
     assert [said[name].state for name in NEEDS] == [CheckState.FAIL] * 3
-    assert "b10434, which is not tested" in said["version of Ollama"].finding
+    assert "does not say it" in said["version of Ollama"].finding
     assert "g++ 11" in said["C++ compiler"].finding
     assert "gguf" in said["extra models"].finding
     assert all(said[name].cure for name in NEEDS)
     monkeypatch.setattr(installation, "PROGRAM_MAGIC", b"\x7fELF")
     assert "a script" in checks()["version of Ollama"].finding
+
+
+def test_a_version_that_is_not_on_the_list_is_left_to_the_self_test(found: InstalledOllama) -> None:
+    """Nobody is asked for the tag of its commit: doctor needs no network."""
+    fake.script(found.program, "#!/bin/sh\necho 'ollama version is 0.40.0'\n")
+    fake.script(found.server, "#!/bin/sh\necho 'version: 1 (abc1234)'\n")
+    version = checks()["version of Ollama"]
+    assert version.state is CheckState.OK
+    assert version.finding == (
+        "v0.40.0, llama.cpp abc1234, not on the list of tested ones: the self-test decides"
+    )
 
 
 def test_a_build_of_the_go_engine_needs_none_of_it(

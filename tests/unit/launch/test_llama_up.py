@@ -111,7 +111,7 @@ def upgrade(tree: LinkTree, error: TieringError, monkeypatch: pytest.MonkeyPatch
 
 
 def made(tree: LinkTree, **changed: object) -> None:
-    values = {"named_source": None, "allow_untested": False, "protocol": llama_up.VERSION}
+    values = {"named_source": None, "protocol": llama_up.VERSION}
     (tree.folder / "made.json").write_text(json.dumps(values | changed))
 
 
@@ -189,10 +189,10 @@ def test_a_tree_is_made_again_as_it_was_made(
 ) -> None:
     asked: list[BuildRequest] = []
     monkeypatch.setattr(built, "ensure", lambda _one, wanted, *_: asked.append(wanted) or tree)
-    llama_up.make_tree(installation, BuildRequest("/a/clone", allow_untested=True, jobs=3), QUIET)
+    llama_up.make_tree(installation, BuildRequest("/a/clone", jobs=3), QUIET)
     monkeypatch.setattr(built, "current", lambda _installed: None)  # `tiering` was upgraded
     assert program_for(installation) == (tree.binary, "")
-    assert asked[1] == replace(PATIENT, named_source="/a/clone", allow_untested=True)
+    assert asked[1] == replace(PATIENT, named_source="/a/clone")
 
 
 def test_a_patch_that_is_suspended_keeps_nobody_from_starting(

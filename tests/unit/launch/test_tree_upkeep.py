@@ -75,7 +75,7 @@ def tiering(world: World, capsys: pytest.CaptureFixture[str]) -> Command:
 def patch(world: World, tiering: Command) -> Callable[[Path], Path]:
     def run(place: Path) -> Path:
         """The tree's folder."""
-        given = ("--ollama", str(place), "--llama-source", str(world.source), "--allow-untested")
+        given = ("--ollama", str(place), "--llama-source", str(world.source))
         code, out, err = tiering("patch", *given)
         assert code == 0, err
         return Path(out.splitlines()[-1]).parents[1]

@@ -12,8 +12,10 @@ from ollama_tiering.patchset.llama_server import built
 from ollama_tiering.patchset.llama_server.built import BuildRequest
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
+from ollama_tiering.patchset.llama_server.outcome import Outcome
 from ollama_tiering.patchset.report import Report
 from tests.unit.patchset import fake_installed as fake
+from tests.unit.patchset.conftest import git
 
 QUIET = Report(quiet=True)
 
@@ -28,27 +30,40 @@ class Fakes:
         self.compiler = root / "compiler"
         fake.compiler(self.compiler)
         self.tested: list[InstalledOllama] = []
+        self.all_checks: list[bool] = []
+        self.outcome = Outcome(1)
         self.error: TieringError | None = None
         self.updates_meanwhile = False
 
-    def make(self, *, allow_untested: bool = False, named: str = "") -> LinkTree:
-        request = BuildRequest(named or str(self.source), allow_untested)
+    def make(self, *, named: str = "") -> LinkTree:
+        request = BuildRequest(named or str(self.source))
         return built.ensure(self.installation, request, self._self_test, QUIET)
 
     def _self_test(
-        self, installed: InstalledOllama, tree: InstalledOllama, _report: Report
-    ) -> None:
+        self, installed: InstalledOllama, tree: InstalledOllama, is_whole: bool, _report: Report
+    ) -> Outcome:
         assert installed == self.installation
         assert tree.server.is_file()
         self.tested.append(tree)
+        self.all_checks.append(is_whole)
         if self.updates_meanwhile:
             (installed.lib / "libllama.so").write_text("updated")
         if self.error:
             raise self.error
+        return self.outcome
 
     def left(self) -> list[str]:
         """In the cache, but for the lock."""
         return sorted(path.name for path in built.folder().glob("*") if path.name != "lock")
+
+
+def clone(folder: Path, *, tag: str = fake.PIN) -> str:
+    """Makes the folder a git clone with one commit, which has the tag; its name."""
+    git("init", "-q", cwd=folder)
+    git("add", ".", cwd=folder)
+    git("commit", "-qm", "all", cwd=folder)
+    git("tag", tag, cwd=folder)
+    return git("rev-parse", "HEAD", cwd=folder)
 
 
 def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fakes:

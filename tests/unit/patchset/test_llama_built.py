@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from ollama_tiering.patchset.llama_server import built, exported, guard
 from ollama_tiering.patchset.llama_server.hooks import CONTEXT
 from ollama_tiering.patchset.llama_server.installation import IMPLEMENTATION
 from ollama_tiering.patchset.llama_server.link_tree import RECORD, LinkTree
+from ollama_tiering.patchset.llama_server.outcome import Outcome
 from tests.unit.patchset import fake_installed as fake
-from tests.unit.patchset.fake_build import Fakes, prepared
+from tests.unit.patchset.fake_build import Fakes, clone, prepared
 from tests.unit.patchset.test_llama_server import edit
 
 
@@ -313,9 +315,59 @@ def test_a_source_without_an_anchor(fakes: Fakes) -> None:
     assert fakes.left() == []
 
 
-def test_an_untested_version_is_refused_and_taken_if_wanted(fakes: Fakes) -> None:
+def test_a_version_that_is_not_on_the_list_has_to_pass_all_checks(
+    fakes: Fakes, capsys: pytest.CaptureFixture[str]
+) -> None:
     fake.script(fakes.installation.program, "#!/bin/sh\necho 'ollama version is 0.32.14'\n")
     fake.script(fakes.installation.server, "#!/bin/sh\necho 'version: 10434 (abc1234)'\n")
-    with pytest.raises(UnsupportedUpstream, match="not tested"):
-        fakes.make()
-    assert fakes.make(allow_untested=True).pin == "b10434"
+    fakes.outcome = Outcome(14)
+    tree = fakes.make()
+    assert (tree.pin, tree.is_tested, tree.checks) == ("b10434", False, 14)
+    assert fakes.all_checks == [True]
+    assert tree.engine == (
+        "llama-server of llama.cpp b10434, not on the list of tested ones: 14 checks passed"
+    )
+    assert fakes.make() == tree
+
+
+def test_one_on_the_list_has_to_pass_one_check(fakes: Fakes) -> None:
+    tree = fakes.make()
+    assert fakes.all_checks == [False]
+    assert (tree.is_tested, tree.engine) == (True, f"llama-server of llama.cpp {fake.PIN}")
+
+
+def refused_kinds(tree: LinkTree, folder: Path) -> str:
+    """As the tree's llama-server gets them."""
+    said = folder / "said"
+    copy = tree.lib / guard.COPY
+    fake.script(copy, f'#!/bin/sh\necho "$OLLAMA_KV_TIER_REFUSED_KINDS" > {said}\n')
+    subprocess.run([tree.lib / "llama-server"], check=True)
+    return said.read_text().removesuffix("\n")
+
+
+def test_a_kind_that_failed_its_check_is_refused_by_the_trees_server(
+    fakes: Fakes, tmp_path: Path
+) -> None:
+    fakes.outcome = Outcome(12, {"windows": "other bits", "states": "the server died"})
+    tree = fakes.make()
+    assert tree.engine.endswith("12 checks passed; as stock: windows, states")
+    assert built.tree_of(fakes.installation) == tree
+    assert fakes.make() == tree, "its guard is the one that it should have"
+    assert refused_kinds(tree, tmp_path) == "states,windows"
+
+
+def test_without_such_a_kind_a_variable_of_the_caller_refuses_nothing(
+    fakes: Fakes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OLLAMA_KV_TIER_REFUSED_KINDS", "windows")
+    assert refused_kinds(fakes.make(), tmp_path) == ""
+
+
+def test_the_commit_of_a_version_that_nobody_knows_is_asked_for(fakes: Fakes) -> None:
+    """Ollama clones one commit deep: llama-server counts it as 1, and says which one it is."""
+    commit = clone(fakes.source)
+    fake.script(fakes.installation.program, "#!/bin/sh\necho 'ollama version is 0.40.0'\n")
+    said = f"version: 0.1.0-dev (build 1, commit {commit[:9]})"
+    fake.script(fakes.installation.server, f"#!/bin/sh\necho '{said}'\n")
+    tree = fakes.make()
+    assert (tree.pin, tree.is_tested, fakes.all_checks) == (fake.PIN, True, [False])

@@ -129,7 +129,9 @@ def test_status_and_revert(world: World, tiering: Tiering) -> None:
     assert "nothing to do" in tiering("patch", "revert", "--ollama", "auto")[2]
     binary = tiering("patch", "--llama-source", str(world.source))[1].strip()
     text = tiering("patch", "status")[1]
-    assert f"{world.installation.program}: patched v0.32.15 (b10488)" in text
+    assert (
+        f"{world.installation.program}: patched v0.32.15 (llama-server of llama.cpp b10488)" in text
+    )
     (world.installation.lib / "libllama.so").write_text("updated")
     (row,) = json.loads(tiering("patch", "status", "--json")[1])["installed"]
     assert (row["state"], row["binary"]) == ("changed since", binary)
@@ -148,12 +150,17 @@ def test_what_fails_has_an_exit_code_and_a_way_out(
     world: World, tiering: Tiering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = ("--llama-source", str(world.source))
-    fake.script(world.installation.program, "#!/bin/sh\necho 'ollama version is 0.32.14'\n")
+    said = world.installation.server.read_text()
+    fake.script(world.installation.program, "#!/bin/sh\necho 'ollama version is 0.40.0'\n")
+    fake.script(world.installation.server, "#!/bin/sh\necho 'version: 1 (unknown)'\n")
     code, _, err = tiering("patch")
     assert code == 4
-    assert "v0.32.14 has llama.cpp b10434, which is not tested" in err
-    assert "--allow-untested; or build a version with the Go engine" in err
+    assert "which llama.cpp is in Ollama v0.40.0 is not known here" in err
+    assert "or build a version with the Go engine" in err
     fake.script(world.installation.program, "#!/bin/sh\necho 'ollama version is 0.32.15'\n")
+    fake.script(world.installation.server, said)
+    code, _, err = tiering("patch", "--ollama", "auto", "--allow-untested")
+    assert (code, "for versions with the Go engine" in err) == (2, True)
 
     def fail(*_: object) -> None:
         raise ResultDiffers("self-test: devices differ")

@@ -10,7 +10,7 @@ import pytest
 from ollama_tiering.errors import MissingTool, UnsupportedUpstream, UsageError
 from ollama_tiering.patchset.llama_server import installation, pins
 from ollama_tiering.patchset.llama_server.installation import AUTO, InstalledOllama, ServerBuild
-from ollama_tiering.patchset.llama_server.pins import Pins, pin_of, require_same
+from ollama_tiering.patchset.llama_server.pins import Pin, Pins, pin_of, require_same
 from tests.unit.patchset import fake_installed as fake
 
 RELEASE = ServerBuild(1, "abc1234")  # of a shallow clone, which has one commit
@@ -160,19 +160,31 @@ def test_a_script_is_no_program(tmp_path: Path) -> None:
     installation.require_program(found)
 
 
+def no_tag(commit: str) -> str:
+    raise AssertionError(f"nobody had to ask for the tag of {commit}")
+
+
 def test_a_tested_version_has_its_pin() -> None:
-    assert pin_of(PINS, "v0.32.15", RELEASE, allow_untested=False) == "b10488"
+    assert pin_of(PINS, "v0.32.15", RELEASE, no_tag) == Pin("b10488", is_tested=True)
 
 
-def test_other_versions_are_refused_unless_wanted() -> None:
-    with pytest.raises(UnsupportedUpstream, match="b10434, which is not tested"):
-        pin_of(PINS, "v0.32.14", RELEASE, allow_untested=False)
-    assert pin_of(PINS, "v0.32.14", RELEASE, allow_untested=True) == "b10434"
-    with pytest.raises(UnsupportedUpstream, match="not known"):
-        pin_of(PINS, "v0.40.0", ServerBuild(11000, "f"), allow_untested=False)
-    assert pin_of(PINS, "v0.40.0", ServerBuild(11000, "f"), allow_untested=True) == "b11000"
-    with pytest.raises(UnsupportedUpstream, match="not known"):
-        pin_of(PINS, "v0.40.0", RELEASE, allow_untested=True)
+def test_any_other_version_has_one_too_and_has_to_pass_all_checks() -> None:
+    assert pin_of(PINS, "v0.32.14", RELEASE, no_tag) == Pin("b10434", is_tested=False)
+    counted = ServerBuild(11000, "f")
+    assert pin_of(PINS, "v0.40.0", counted, no_tag) == Pin("b11000", is_tested=False)
+    assert pin_of(PINS, "v0.40.0", ServerBuild(10488, "f"), no_tag).is_tested
+
+
+def test_a_server_of_a_shallow_clone_says_its_commit_alone() -> None:
+    shallow = ServerBuild(1, "abc1234")
+    tags = {"abc1234": "b11002"}
+    assert pin_of(PINS, "v0.40.0", shallow, tags.__getitem__) == Pin("b11002", is_tested=False)
+    assert pin_of(PINS, "v0.40.0", shallow, lambda _: "").name == "abc1234"
+
+
+def test_where_nothing_says_it_nothing_is_guessed() -> None:
+    with pytest.raises(UnsupportedUpstream, match="not known here, and its llama-server does not"):
+        pin_of(PINS, "v0.40.0", NAMELESS, no_tag)
 
 
 @pytest.mark.parametrize(
@@ -180,21 +192,18 @@ def test_other_versions_are_refused_unless_wanted() -> None:
     [(RELEASE, "abc1234ffff"), (ServerBuild(10488, "abc1234"), ""), (ServerBuild(10488, ""), "a")],
 )
 def test_server_and_source_of_one_commit(build: ServerBuild, commit: str) -> None:
-    assert require_same("b10488", build, commit, allow_untested=False) == ""
+    assert require_same("b10488", build, commit) == ""
 
 
-@pytest.mark.parametrize("untested", [False, True])
-def test_server_and_source_of_two_commits(untested: bool) -> None:
+def test_server_and_source_of_two_commits() -> None:
     for build, commit in ((RELEASE, "def"), (ServerBuild(10434, ""), "")):
         with pytest.raises(UnsupportedUpstream, match="the installed llama-server is"):
-            require_same("b10488", build, commit, allow_untested=untested)
+            require_same("b10488", build, commit)
 
 
-def test_where_nobody_can_tell_it_must_be_wanted() -> None:
+def test_where_nobody_can_tell_it_is_said() -> None:
     for build, commit in ((NAMELESS, "abc"), (RELEASE, ""), (NAMELESS, "")):
-        with pytest.raises(UnsupportedUpstream, match="cannot be told"):
-            require_same("b10488", build, commit, allow_untested=False)
-        assert "self-test" in require_same("b10488", build, commit, allow_untested=True)
+        assert "cannot be told" in require_same("b10488", build, commit)
 
 
 def test_the_data_names_the_pins_that_are_tested() -> None:

@@ -14,7 +14,7 @@ from ollama_tiering.patchset.llama_server.hooks import CONTEXT
 from ollama_tiering.patchset.run import run
 from tests.unit.patchset import fake_installed as fake
 from tests.unit.patchset.conftest import git
-from tests.unit.patchset.fake_build import QUIET, Fakes, prepared
+from tests.unit.patchset.fake_build import QUIET, Fakes, clone, prepared
 
 
 @pytest.fixture
@@ -40,15 +40,6 @@ def test_a_clone_says_its_commit(fakes: Fakes) -> None:
     assert (found.folder / CONTEXT).is_file()
     with pytest.raises(FetchError, match="b1"):
         source.obtain("b1", str(fakes.source), fakes.root / "other", QUIET)
-
-
-def clone(folder: Path, *, tag: str = fake.PIN) -> str:
-    """The commit that has the tag."""
-    git("init", "-q", cwd=folder)
-    git("add", ".", cwd=folder)
-    git("commit", "-qm", "all", cwd=folder)
-    git("tag", tag, cwd=folder)
-    return git("rev-parse", "HEAD", cwd=folder)
 
 
 def test_a_tag_of_a_wrong_source_is_not_kept(fakes: Fakes) -> None:
@@ -122,9 +113,35 @@ def test_an_archive_is_unpacked_by_an_older_python(
 def test_a_damaged_cache_of_sources_is_said(fakes: Fakes) -> None:
     clone(fakes.source)
     fake.script(fakes.installation.server, "#!/bin/sh\necho 'version: 10488 (unknown)'\n")
-    fakes.make(allow_untested=True)
+    fakes.make()
     (source.cache_folder() / "config").write_text("[core\n")
     (fakes.installation.lib / "libllama.so").write_text("updated")
     with pytest.raises(FetchError, match=r"llama\.cpp\.git is damaged: ") as caught:
-        fakes.make(allow_untested=True)
+        fakes.make()
     assert caught.value.hint == "remove that folder"
+
+
+def test_the_tag_of_a_commit(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = clone(fakes.source)
+    for named in (str(fakes.source), f"file://{fakes.source}"):
+        assert source.tag_of(commit[:9], named) == fake.PIN
+        assert source.tag_of("0123456", named) == ""
+    monkeypatch.setattr(source, "UPSTREAM", f"file://{fakes.source}")
+    assert source.tag_of(commit[:9], None) == fake.PIN
+    monkeypatch.setattr(source, "UPSTREAM", f"file://{fakes.root}/nowhere")
+    with pytest.raises(FetchError, match="nowhere"):
+        source.tag_of(commit[:9], None)
+
+
+def test_the_tag_of_a_commit_that_has_a_message_of_its_own(fakes: Fakes) -> None:
+    """Git lists such a tag twice: as it is, and as the commit that it leads to."""
+    commit = clone(fakes.source, tag="before")
+    git("tag", "-d", "before", cwd=fakes.source)
+    git("tag", "-am", "annotated", fake.PIN, cwd=fakes.source)
+    assert source.tag_of(commit[:9], str(fakes.source)) == fake.PIN
+
+
+def test_a_folder_or_an_archive_has_no_tags(fakes: Fakes) -> None:
+    (fakes.root / "a.tar").touch()
+    for named in (fakes.source, fakes.root / "a.tar"):
+        assert source.tag_of("abc1234", str(named)) == ""

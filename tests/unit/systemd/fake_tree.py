@@ -34,6 +34,6 @@ def patched(
     library.unlink()
     there = parts.of(folder, installation) if listed else []
     program = str(installation.program)
-    tree = LinkTree(folder, program, fake.VERSION, fake.PIN, state, "ours", there)
+    tree = LinkTree(folder, program, fake.VERSION, fake.PIN, state, "ours", parts=there)
     (folder / RECORD).write_text(link_tree.text_of(tree))
     return tree

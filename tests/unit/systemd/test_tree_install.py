@@ -9,6 +9,7 @@ import pwd
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,15 @@ def test_the_guard_is_for_the_files_for_which_the_library_was_compiled(
     (found,) = [one for one in files if one.path == Path("/tree/lib/ollama/llama-server")]
     assert found.content == guard.text(installed, tree.state, tree.version).encode()
     assert found.mode == 0o755
+
+
+def test_a_kind_that_failed_the_self_test_is_stock_in_the_service_too(
+    installed: InstalledOllama, tree: LinkTree
+) -> None:
+    failed = replace(tree, refused={"windows": "other bits"})
+    files = server_files.tree_files(failed, installed, installed.program, Path("/tree"))
+    (found,) = [one for one in files if one.path == Path("/tree/lib/ollama/llama-server")]
+    assert b"export OLLAMA_KV_TIER_REFUSED_KINDS=windows\n" in (found.content or b"")
 
 
 def test_a_dry_run_writes_nothing(machine: Machine, tree: LinkTree) -> None:

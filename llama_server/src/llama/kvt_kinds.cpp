@@ -1,0 +1,40 @@
+#include "kvt_kinds.h"
+
+#include "common.h"
+#include "llama-context.h"
+#include "llama-hparams.h"
+#include "llama-model.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace kvt {
+
+using std::string;
+
+string refused_kind(const common_params & params, llama_context * ctx, const memory_parts & parts, const std::vector<plane> & planes) {
+    const char * given = std::getenv("OLLAMA_KV_TIER_REFUSED_KINDS");
+    if (given == nullptr || *given == '\0') {
+        return "";
+    }
+    const auto & cparams = ctx->get_cparams();
+    const bool quantised = std::any_of(planes.begin(), planes.end(), [](const plane & one) { return ggml_is_quantized(one.tensor->type); });
+    const struct { const char * name; bool is; } kinds[] = {
+        { "no-flash-attention", !cparams.flash_attn },
+        { "quantised", quantised },
+        { "windows", parts.window != nullptr },
+        { "states", parts.states && parts.window == nullptr },
+        { "slots", cparams.n_seq_max > 1 },
+        { "context-shift", params.ctx_shift },
+        { "axes", llama_get_model(ctx)->hparams.n_pos_per_embd() > 1 },
+    };
+    const string all = "," + string(given) + ",";
+    for (const auto & kind : kinds) {
+        if (kind.is && all.find("," + string(kind.name) + ",") != string::npos) {
+            return string(kind.name) + " failed the self-test with this llama.cpp";
+        }
+    }
+    return "";
+}
+
+} // namespace kvt

@@ -1,0 +1,60 @@
+"""What a self-test waits for until something is stored. The sidecar is made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.launch.self_test import store as module
+from ollama_tiering.launch.self_test.store import NotTiered, Store
+
+SERVER: Any = SimpleNamespace(pid=7, tail=lambda: "  cannot connect")
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    said = SimpleNamespace(namespaces=[], runners=[])
+    monkeypatch.setattr(module.block_service, "ask", lambda _socket: said)
+    monkeypatch.setattr(module, "_STORE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.001)
+    return said
+
+
+def runner(pid: int, **more: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{"pid": pid, "reason": "", "namespace": b"mine", **more})
+
+
+def test_a_reason_ends_it_at_once(answer: SimpleNamespace, tmp_path: Path) -> None:
+    answer.runners = [runner(7, reason="LoRA adapters")]
+    for wait in (lambda: Store(tmp_path).wait(SERVER, 5), lambda: Store(tmp_path).settle(SERVER)):
+        with pytest.raises(NotTiered, match="LoRA adapters"):
+            wait()
+
+
+def test_only_what_that_server_stored_counts(answer: SimpleNamespace, tmp_path: Path) -> None:
+    """Two checks run at a time, in one store."""
+    answer.runners = [runner(6, namespace=b"other"), runner(7)]
+    answer.namespaces = [
+        SimpleNamespace(namespace=b"other", blocks=9),
+        SimpleNamespace(namespace=b"mine", blocks=4),
+    ]
+    Store(tmp_path).wait(SERVER, 4)
+    Store(tmp_path).settle(SERVER)
+    with pytest.raises(ServiceError, match="it knows the sidecar"):
+        Store(tmp_path).wait(SERVER, 5)
+
+
+def test_nothing_is_stored(answer: SimpleNamespace, tmp_path: Path) -> None:
+    """In the end, what llama-server wrote last."""
+    with pytest.raises(ServiceError, match="never spoke to the sidecar") as caught:
+        Store(tmp_path).wait(SERVER, 5)
+    assert caught.value.message.endswith("cannot connect")
+    assert caught.value.hint
+    answer.runners = [runner(7)]
+    answer.namespaces = [SimpleNamespace(namespace=b"mine", blocks=0)]
+    with pytest.raises(ServiceError, match="it knows the sidecar"):
+        Store(tmp_path).settle(SERVER)
