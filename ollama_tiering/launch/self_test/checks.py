@@ -11,7 +11,7 @@ from typing import Final
 
 from ollama_tiering.errors import ResultDiffers
 from ollama_tiering.launch.llama_server import Completed
-from ollama_tiering.launch.self_test.pair import BLOCK_TOKENS, Pair, blocks_of
+from ollama_tiering.launch.self_test.pair import BLOCK_TOKENS, ServerPair, blocks_of
 from ollama_tiering.launch.self_test.store import NOT_KEPT
 
 ROWS: Final = "rows"  # the kind without which nothing is served
@@ -22,19 +22,19 @@ _SHIFTED_CONTEXT, _KEPT = 512, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class SelfCheck:
     """`kind` is what is served as stock if it fails. `run` raises."""
 
     name: str
     kind: str
     shape: str
     options: Sequence[str]
-    run: Callable[[Pair], None]
+    run: Callable[[ServerPair], None]
     context: int = 2048
 
 
 def after_a_kill(
-    pair: Pair, rows: int = _INSIDE, slots: tuple[int | None, int | None] = (None, None)
+    pair: ServerPair, rows: int = _INSIDE, slots: tuple[int | None, int | None] = (None, None)
 ) -> None:
     """A prompt, a kill, and another prompt that begins with the same rows."""
     first = pair.text(rows)
@@ -51,15 +51,15 @@ def after_a_kill(
     pair.require_equal("restored after a kill", hit, restored)
 
 
-def _at_a_block_border(pair: Pair) -> None:
+def _at_a_block_border(pair: ServerPair) -> None:
     after_a_kill(pair, _WHOLE)
 
 
-def _in_another_slot(pair: Pair) -> None:
+def _in_another_slot(pair: ServerPair) -> None:
     after_a_kill(pair, slots=(0, 1))
 
 
-def _conversation(pair: Pair) -> None:
+def _conversation(pair: ServerPair) -> None:
     """The next turn of a conversation: of a model that goes on at checkpoints only."""
     prompt, more = pair.text(700), pair.text(40, 3)
     with pair.stock() as stock:
@@ -76,7 +76,7 @@ def _conversation(pair: Pair) -> None:
     pair.require_equal("restored after a kill", hit, restored)
 
 
-def _spoiled(pair: Pair, spoil: Callable[[Path], None]) -> None:
+def _spoiled(pair: ServerPair, spoil: Callable[[Path], None]) -> None:
     """A block in the middle is spoiled, with its copies: what comes before it may come back."""
     prompt = pair.text(_INSIDE)
     with pair.tiered() as server:
@@ -95,7 +95,7 @@ def _spoiled(pair: Pair, spoil: Callable[[Path], None]) -> None:
     _require_resident_answer(pair, prompt, restored)
 
 
-def _damaged(pair: Pair) -> None:
+def _damaged(pair: ServerPair) -> None:
     def flip(path: Path) -> None:
         path.chmod(0o600)
         with path.open("r+b") as opened:
@@ -107,11 +107,11 @@ def _damaged(pair: Pair) -> None:
     _spoiled(pair, flip)
 
 
-def _missing(pair: Pair) -> None:
+def _missing(pair: ServerPair) -> None:
     _spoiled(pair, Path.unlink)
 
 
-def _killed_while_saving(pair: Pair) -> None:
+def _killed_while_saving(pair: ServerPair) -> None:
     prompt = pair.text(_LONG)
     with pair.tiered() as server:
         server.complete(prompt, 1)
@@ -121,7 +121,7 @@ def _killed_while_saving(pair: Pair) -> None:
     _require_resident_answer(pair, prompt, restored)
 
 
-def _require_resident_answer(pair: Pair, prompt: Sequence[int], found: Completed) -> None:
+def _require_resident_answer(pair: ServerPair, prompt: Sequence[int], found: Completed) -> None:
     """As stock answers that has as many of the prompt's first rows in memory."""
     begin = list(prompt[: found.cached_tokens])
     with pair.stock() as stock:
@@ -131,7 +131,7 @@ def _require_resident_answer(pair: Pair, prompt: Sequence[int], found: Completed
     pair.require_equal("restored in part", wanted, found)
 
 
-def _shifted(pair: Pair) -> None:
+def _shifted(pair: ServerPair) -> None:
     """Rows behind a context shift are those of other positions: they are not stored."""
     prompt, tail = pair.text(400), pair.text(20, 6)
     with pair.stock() as stock:
@@ -151,7 +151,7 @@ def _shifted(pair: Pair) -> None:
         raise ResultDiffers("self-test: rows behind a context shift came back", hint=NOT_KEPT)
 
 
-def _tells_apart(pair: Pair) -> None:
+def _tells_apart(pair: ServerPair) -> None:
     """Answers to two prompts, of which one token is another, have other bits: else no comparison
     here could fail.
     """
@@ -167,21 +167,21 @@ _NO_FLASH: Final = ("-fa", "off", "-np", "1")
 _Q8_0, _Q4_0 = ((*_FLASH, "-ctk", dtype, "-ctv", dtype) for dtype in ("q8_0", "q4_0"))
 _TWO_SLOTS: Final = ("-fa", "on", "-np", "2", "--no-kv-unified")
 ALL: Final = (
-    Check("rows", ROWS, "llama-tiny", _FLASH, after_a_kill),
-    Check("a block's border", ROWS, "llama-tiny", _FLASH, _at_a_block_border),
-    Check("a damaged block", ROWS, "llama-tiny", _FLASH, _damaged),
-    Check("a missing block", ROWS, "llama-tiny", _FLASH, _missing),
-    Check("a kill while it saves", ROWS, "llama-tiny", _FLASH, _killed_while_saving),
-    Check("the comparison", ROWS, "llama-tiny", _FLASH, _tells_apart),
-    Check("no flash attention", "no-flash-attention", "llama-tiny", _NO_FLASH, after_a_kill),
-    Check("q8_0", "quantised", "llama-tiny", _Q8_0, after_a_kill),
-    Check("q4_0", "quantised", "llama-tiny", _Q4_0, after_a_kill),
-    Check("two slots", "slots", "llama-tiny", _TWO_SLOTS, _in_another_slot, 4096),
-    Check("a context shift", "context-shift", "llama-tiny", _SHIFT, _shifted, _SHIFTED_CONTEXT),
-    Check("positions of several axes", "axes", "qwen2vl-tiny", _FLASH, after_a_kill),
-    Check("windows", "windows", "gemma3-tiny", _FLASH, _conversation),
-    Check("windows in every other layer", "windows", "gemma2-tiny", _FLASH, _conversation),
-    Check("states", "states", "lfm2-tiny", _FLASH, _conversation),
-    Check("states of Mamba 2", "states", "nemotron-h-tiny", _FLASH, _conversation),
+    SelfCheck("rows", ROWS, "llama-tiny", _FLASH, after_a_kill),
+    SelfCheck("a block's border", ROWS, "llama-tiny", _FLASH, _at_a_block_border),
+    SelfCheck("a damaged block", ROWS, "llama-tiny", _FLASH, _damaged),
+    SelfCheck("a missing block", ROWS, "llama-tiny", _FLASH, _missing),
+    SelfCheck("a kill while it saves", ROWS, "llama-tiny", _FLASH, _killed_while_saving),
+    SelfCheck("the comparison", ROWS, "llama-tiny", _FLASH, _tells_apart),
+    SelfCheck("no flash attention", "no-flash-attention", "llama-tiny", _NO_FLASH, after_a_kill),
+    SelfCheck("q8_0", "quantised", "llama-tiny", _Q8_0, after_a_kill),
+    SelfCheck("q4_0", "quantised", "llama-tiny", _Q4_0, after_a_kill),
+    SelfCheck("two slots", "slots", "llama-tiny", _TWO_SLOTS, _in_another_slot, 4096),
+    SelfCheck("a context shift", "context-shift", "llama-tiny", _SHIFT, _shifted, _SHIFTED_CONTEXT),
+    SelfCheck("positions of several axes", "axes", "qwen2vl-tiny", _FLASH, after_a_kill),
+    SelfCheck("windows", "windows", "gemma3-tiny", _FLASH, _conversation),
+    SelfCheck("windows in every other layer", "windows", "gemma2-tiny", _FLASH, _conversation),
+    SelfCheck("states", "states", "lfm2-tiny", _FLASH, _conversation),
+    SelfCheck("states of Mamba 2", "states", "nemotron-h-tiny", _FLASH, _conversation),
 )  # fmt: skip
 SHORT: Final = ALL[:1]  # of a llama.cpp that is on the list

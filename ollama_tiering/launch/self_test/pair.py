@@ -14,7 +14,7 @@ from ollama_tiering.config.environment import ENV_ENGINE_SOCKET
 from ollama_tiering.errors import ResultDiffers, ServiceError
 from ollama_tiering.launch import llama_devices
 from ollama_tiering.launch.llama_server import Completed, LlamaServer, serving
-from ollama_tiering.launch.self_test.store import NOT_KEPT, Store
+from ollama_tiering.launch.self_test.store import NOT_KEPT, TrialStore
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 
 BLOCK_TOKENS: Final = 64
@@ -34,7 +34,7 @@ class TooFew(ResultDiffers):
 
 
 @dataclass
-class Pair:
+class ServerPair:
     """`folder` gets logs. `name` is that of the check: what it stores no other one finds. `place`
     says where it computes, for messages.
     """
@@ -45,7 +45,7 @@ class Pair:
     model: Path
     options: Sequence[str]
     folder: Path
-    store: Store
+    store: TrialStore
     backend: Path | None = None
     place: str = ""
     started: int = field(default=0, init=False)

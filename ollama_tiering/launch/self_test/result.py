@@ -13,7 +13,7 @@ from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CheckResult:
     """`error` if it failed; `not_tiered`: why the model of the check is refused by the tree itself;
     `told`: the ends of the servers' logs, if it failed.
     """
@@ -38,7 +38,7 @@ class Result:
         return f"{self.seconds:5.1f} s  {self.name}: {said}"
 
 
-def write(results: Sequence[Result], installed: InstalledOllama, seconds: float) -> str:
+def write(results: Sequence[CheckResult], installed: InstalledOllama, seconds: float) -> str:
     """Into the state directory. Returns the file's path, or why there is none."""
     version = installed.version()
     head = [

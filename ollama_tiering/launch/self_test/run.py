@@ -16,14 +16,14 @@ from typing import Any, Final
 from ollama_tiering import extras
 from ollama_tiering.errors import MissingTool, ServiceError, TieringError
 from ollama_tiering.launch.self_test import checks as every
-from ollama_tiering.launch.self_test.checks import ROWS, Check
+from ollama_tiering.launch.self_test.checks import ROWS, SelfCheck
 from ollama_tiering.launch.self_test.devices import require_same_devices
-from ollama_tiering.launch.self_test.pair import Pair, StockFails, TooFew
+from ollama_tiering.launch.self_test.pair import ServerPair, StockFails, TooFew
 from ollama_tiering.launch.self_test.place import own_folder
-from ollama_tiering.launch.self_test.result import Result, write
-from ollama_tiering.launch.self_test.store import NOT_KEPT, NotTiered, Store
+from ollama_tiering.launch.self_test.result import CheckResult, write
+from ollama_tiering.launch.self_test.store import NOT_KEPT, NotTiered, TrialStore
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
-from ollama_tiering.patchset.llama_server.outcome import Outcome
+from ollama_tiering.patchset.llama_server.outcome import SelfTestOutcome
 from ollama_tiering.patchset.report import Report
 
 _AT_ONCE: Final = 2
@@ -35,7 +35,7 @@ _ALL_LAYERS: Final = ("-ngl", "99")
 
 def self_test(
     installed: InstalledOllama, tree: InstalledOllama, is_whole: bool, report: Report
-) -> Outcome:
+) -> SelfTestOutcome:
     """All checks if `is_whole`, else those of a llama.cpp that is on the list. ResultDiffers says
     what is not as it must be, and where a report lies that can be sent; ServiceError, why it could
     not be tested. A kind of models or settings that fails is refused by its name.
@@ -43,7 +43,7 @@ def self_test(
     with report.stage("self-test: devices"):
         with_gpu = require_same_devices(installed, tree)
     wanted = every.ALL if is_whole else every.SHORT
-    with own_folder() as folder, Store(folder / "store") as store:
+    with own_folder() as folder, TrialStore(folder / "store") as store:
         bench = _Bench(installed, tree, folder, store, _models(folder / "models", wanted))
         begun = time.monotonic()
         with report.stage(f"self-test: {', '.join(dict.fromkeys(one.kind for one in wanted))}"):
@@ -62,31 +62,31 @@ class _Bench:
     installed: InstalledOllama
     tree: InstalledOllama
     folder: Path
-    store: Store
+    store: TrialStore
     models: dict[str, Path]
 
-    def on_cpu(self, check: Check) -> Pair:
+    def on_cpu(self, check: SelfCheck) -> ServerPair:
         return self._pair(check, "cpu", _NO_LAYER, None, "")
 
-    def on_gpu(self, check: Check, backend: Path | None) -> Pair:
+    def on_gpu(self, check: SelfCheck, backend: Path | None) -> ServerPair:
         where = str(backend or "the GPU")
         return self._pair(check, where, _ALL_LAYERS, backend, f" with {where}")
 
     def _pair(
-        self, check: Check, where: str, layers: Sequence[str], backend: Path | None, place: str
-    ) -> Pair:
+        self, check: SelfCheck, where: str, layers: Sequence[str], backend: Path | None, place: str
+    ) -> ServerPair:
         options = (*_ONE_THREAD, "-c", str(check.context), *layers, *check.options)
         own = Path(tempfile.mkdtemp(dir=self.folder))
         servers = (self.installed, self.tree, self.models[check.shape], options, own, self.store)
-        return Pair(f"{check.name}, {where}, {own.name}", *servers, backend, place)
+        return ServerPair(f"{check.name}, {where}, {own.name}", *servers, backend, place)
 
 
-def _run(wanted: Sequence[Check], bench: _Bench) -> list[Result]:
+def _run(wanted: Sequence[SelfCheck], bench: _Bench) -> list[CheckResult]:
     with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as pool:
         return list(pool.map(lambda check: _result(check, bench), wanted))
 
 
-def _result(check: Check, bench: _Bench) -> Result:
+def _result(check: SelfCheck, bench: _Bench) -> CheckResult:
     begun = time.monotonic()
     for left in reversed(range(_TRIES)):
         error: TieringError | None = None
@@ -106,14 +106,16 @@ def _result(check: Check, bench: _Bench) -> Result:
     seconds = time.monotonic() - begun
     logs = sorted(pair.folder.glob("*.log")) if error else []
     tails = [f"{path.name}\n{_tail(path)}" for path in logs]
-    return Result(check.name, check.kind, seconds, error, not_tiered, "\n".join(tails))
+    return CheckResult(check.name, check.kind, seconds, error, not_tiered, "\n".join(tails))
 
 
 def _tail(log: Path) -> str:
     return log.read_text(encoding="utf-8", errors="replace")[-4000:]
 
 
-def _decided(results: Iterable[Result], installed: InstalledOllama, seconds: float) -> Outcome:
+def _decided(
+    results: Iterable[CheckResult], installed: InstalledOllama, seconds: float
+) -> SelfTestOutcome:
     """Which kinds are refused. Raises the error of a check without which nothing is served."""
     results = list(results)
     failed = [one for one in results if one.error or (one.not_tiered and one.kind == ROWS)]
@@ -133,11 +135,11 @@ def _decided(results: Iterable[Result], installed: InstalledOllama, seconds: flo
         for one in failed
         if one.error
     }
-    return Outcome(sum(one.passed for one in results), refused)
+    return SelfTestOutcome(sum(one.passed for one in results), refused)
 
 
 def _require_same_bits_on_gpus(
-    bench: _Bench, check: Check, backends: Sequence[Path | None], report: Report
+    bench: _Bench, check: SelfCheck, backends: Sequence[Path | None], report: Report
 ) -> None:
     """The installed llama-server need not work with each of them: a GPU may be too old for a later
     CUDA, and `ollama` takes another library then. With one it must, or nothing was tested.
@@ -160,7 +162,7 @@ def _require_same_bits_on_gpus(
         report.warn(f"not tested: {why}")
 
 
-def _models(folder: Path, wanted: Iterable[Check]) -> dict[str, Path]:
+def _models(folder: Path, wanted: Iterable[SelfCheck]) -> dict[str, Path]:
     make_model, make_shape = _makers()
     folder.mkdir()
     made: dict[str, Path] = {}

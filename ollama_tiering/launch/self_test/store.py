@@ -27,7 +27,7 @@ class NotTiered(Exception):
     """A llama-server refuses its model, and says why."""
 
 
-class Store:
+class TrialStore:
     """A context manager. `folder` gets its files."""
 
     def __init__(self, folder: Path) -> None:
@@ -44,7 +44,7 @@ class Store:
         log = folder / "sidecar.log"
         self._service = BlockService(self.socket, log, options, inherited, leashed=True)
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> TrialStore:
         self._service.ensure()
         return self
 

@@ -39,7 +39,7 @@ from ollama_tiering.patchset.llama_server.installation import (
     usual_name,
 )
 from ollama_tiering.patchset.llama_server.link_tree import FORMAT, RECORD, LinkTree
-from ollama_tiering.patchset.llama_server.outcome import Outcome
+from ollama_tiering.patchset.llama_server.outcome import SelfTestOutcome
 from ollama_tiering.patchset.llama_server.tree import patch_tree
 from ollama_tiering.patchset.llama_server.tree_use import UNFINISHED
 from ollama_tiering.patchset.lock import locked
@@ -49,7 +49,7 @@ from ollama_tiering.system.directories import sync_directory
 
 BUSY: Final = "another `tiering patch` is at work"
 
-SelfTest = Callable[[InstalledOllama, InstalledOllama, bool, Report], Outcome]
+SelfTest = Callable[[InstalledOllama, InstalledOllama, bool, Report], SelfTestOutcome]
 """(installed, tree, all checks, report): raises where the tree does not do what it must."""
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ollama_tiering.patchset.llama_server import links, parts
 from ollama_tiering.patchset.llama_server.installation import FileState, InstalledOllama
-from ollama_tiering.patchset.llama_server.outcome import Outcome
+from ollama_tiering.patchset.llama_server.outcome import SelfTestOutcome
 from ollama_tiering.patchset.llama_server.parts import Parts
 from ollama_tiering.system.durable_file import bounded_content
 from ollama_tiering.system.files import without_links
@@ -61,7 +61,7 @@ class LinkTree:
         if self.is_tested and not self.refused:
             return what
         listed = "" if self.is_tested else ", not on the list of tested ones"
-        return f"{what}{listed}: {Outcome(self.checks, self.refused)}"
+        return f"{what}{listed}: {SelfTestOutcome(self.checks, self.refused)}"
 
     def is_of(self, installation: InstalledOllama) -> bool:
         """Whether its program is that one now."""

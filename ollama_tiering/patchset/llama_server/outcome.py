@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SelfTestOutcome:
     """`checks`: how many passed. `refused`: kinds of models or settings that failed theirs, by the
     words that llama-server's part knows (kvt_kinds.cpp), and why; they are served as stock.
     """

@@ -26,7 +26,7 @@ class Pins:
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class LlamaPin:
     """`name` is a tag of llama.cpp, or a commit that has none. One that is not `is_tested` has to
     pass all checks of the self-test.
     """
@@ -40,7 +40,7 @@ def load(path: Path = DATA) -> Pins:
     return Pins(dict(document["pins"]), tuple(document["tested"]))
 
 
-def pin_of(pins: Pins, version: str, build: ServerBuild, tag_of: Callable[[str], str]) -> Pin:
+def pin_of(pins: Pins, version: str, build: ServerBuild, tag_of: Callable[[str], str]) -> LlamaPin:
     """`tag_of` returns the tag of a commit that is given by its first digits, or "". It is asked
     for a version that is not known, whose llama-server was built of a shallow clone, as Ollama's
     is: its count says nothing, its commit is right. UnsupportedUpstream where nothing says it.
@@ -56,7 +56,7 @@ def pin_of(pins: Pins, version: str, build: ServerBuild, tag_of: Callable[[str],
                 hint=f"install a release of Ollama; {OR_GO}",
             )
         name = tag_of(build.commit) or build.commit
-    return Pin(name, name in pins.tested)
+    return LlamaPin(name, name in pins.tested)
 
 
 def require_same(pin: str, build: ServerBuild, commit: str) -> str:

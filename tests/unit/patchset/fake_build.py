@@ -12,7 +12,7 @@ from ollama_tiering.patchset.llama_server import built
 from ollama_tiering.patchset.llama_server.built import BuildRequest
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
-from ollama_tiering.patchset.llama_server.outcome import Outcome
+from ollama_tiering.patchset.llama_server.outcome import SelfTestOutcome
 from ollama_tiering.patchset.report import Report
 from tests.unit.patchset import fake_installed as fake
 from tests.unit.patchset.conftest import git
@@ -31,7 +31,7 @@ class Fakes:
         fake.compiler(self.compiler)
         self.tested: list[InstalledOllama] = []
         self.all_checks: list[bool] = []
-        self.outcome = Outcome(1)
+        self.outcome = SelfTestOutcome(1)
         self.error: TieringError | None = None
         self.updates_meanwhile = False
 
@@ -41,7 +41,7 @@ class Fakes:
 
     def _self_test(
         self, installed: InstalledOllama, tree: InstalledOllama, is_whole: bool, _report: Report
-    ) -> Outcome:
+    ) -> SelfTestOutcome:
         assert installed == self.installation
         assert tree.server.is_file()
         self.tested.append(tree)

@@ -11,7 +11,7 @@ from ollama_tiering.patchset import elf
 from ollama_tiering.patchset.llama_server import choose, exported, installation
 from ollama_tiering.patchset.llama_server.compile import EMBED, HTTP, LIBRARIES
 from ollama_tiering.patchset.llama_server.installation import IMPLEMENTATION, InstalledOllama
-from ollama_tiering.patchset.llama_server.outcome import Outcome
+from ollama_tiering.patchset.llama_server.outcome import SelfTestOutcome
 from tests.unit.patchset.test_llama_server import MADE_UP
 
 VERSION = "v0.32.15"
@@ -101,5 +101,5 @@ def only_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "_PREFIXES", ())
     monkeypatch.setattr(installation, "PROGRAM_MAGIC", b"#!")  # scripts stand for programs here
     monkeypatch.setattr(elf, "read", all_exported)
-    monkeypatch.setattr(llama_up, "self_test", lambda *_: Outcome(1))
+    monkeypatch.setattr(llama_up, "self_test", lambda *_: SelfTestOutcome(1))
     monkeypatch.setattr(choose, "built_binaries", lambda: [])

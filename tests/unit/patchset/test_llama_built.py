@@ -24,7 +24,7 @@ from ollama_tiering.patchset.llama_server import built, exported, guard
 from ollama_tiering.patchset.llama_server.hooks import CONTEXT
 from ollama_tiering.patchset.llama_server.installation import IMPLEMENTATION
 from ollama_tiering.patchset.llama_server.link_tree import RECORD, LinkTree
-from ollama_tiering.patchset.llama_server.outcome import Outcome
+from ollama_tiering.patchset.llama_server.outcome import SelfTestOutcome
 from tests.unit.patchset import fake_installed as fake
 from tests.unit.patchset.fake_build import Fakes, clone, prepared
 from tests.unit.patchset.test_llama_server import edit
@@ -320,7 +320,7 @@ def test_a_version_that_is_not_on_the_list_has_to_pass_all_checks(
 ) -> None:
     fake.script(fakes.installation.program, "#!/bin/sh\necho 'ollama version is 0.32.14'\n")
     fake.script(fakes.installation.server, "#!/bin/sh\necho 'version: 10434 (abc1234)'\n")
-    fakes.outcome = Outcome(14)
+    fakes.outcome = SelfTestOutcome(14)
     tree = fakes.make()
     assert (tree.pin, tree.is_tested, tree.checks) == ("b10434", False, 14)
     assert fakes.all_checks == [True]
@@ -348,7 +348,7 @@ def refused_kinds(tree: LinkTree, folder: Path) -> str:
 def test_a_kind_that_failed_its_check_is_refused_by_the_trees_server(
     fakes: Fakes, tmp_path: Path
 ) -> None:
-    fakes.outcome = Outcome(12, {"windows": "other bits", "states": "the server died"})
+    fakes.outcome = SelfTestOutcome(12, {"windows": "other bits", "states": "the server died"})
     tree = fakes.make()
     assert tree.engine.endswith("12 checks passed; as stock: windows, states")
     assert built.tree_of(fakes.installation) == tree

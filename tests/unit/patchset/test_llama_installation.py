@@ -10,7 +10,7 @@ import pytest
 from ollama_tiering.errors import MissingTool, UnsupportedUpstream, UsageError
 from ollama_tiering.patchset.llama_server import installation, pins
 from ollama_tiering.patchset.llama_server.installation import AUTO, InstalledOllama, ServerBuild
-from ollama_tiering.patchset.llama_server.pins import Pin, Pins, pin_of, require_same
+from ollama_tiering.patchset.llama_server.pins import LlamaPin, Pins, pin_of, require_same
 from tests.unit.patchset import fake_installed as fake
 
 RELEASE = ServerBuild(1, "abc1234")  # of a shallow clone, which has one commit
@@ -165,20 +165,20 @@ def no_tag(commit: str) -> str:
 
 
 def test_a_tested_version_has_its_pin() -> None:
-    assert pin_of(PINS, "v0.32.15", RELEASE, no_tag) == Pin("b10488", is_tested=True)
+    assert pin_of(PINS, "v0.32.15", RELEASE, no_tag) == LlamaPin("b10488", is_tested=True)
 
 
 def test_any_other_version_has_one_too_and_has_to_pass_all_checks() -> None:
-    assert pin_of(PINS, "v0.32.14", RELEASE, no_tag) == Pin("b10434", is_tested=False)
+    assert pin_of(PINS, "v0.32.14", RELEASE, no_tag) == LlamaPin("b10434", is_tested=False)
     counted = ServerBuild(11000, "f")
-    assert pin_of(PINS, "v0.40.0", counted, no_tag) == Pin("b11000", is_tested=False)
+    assert pin_of(PINS, "v0.40.0", counted, no_tag) == LlamaPin("b11000", is_tested=False)
     assert pin_of(PINS, "v0.40.0", ServerBuild(10488, "f"), no_tag).is_tested
 
 
 def test_a_server_of_a_shallow_clone_says_its_commit_alone() -> None:
     shallow = ServerBuild(1, "abc1234")
     tags = {"abc1234": "b11002"}
-    assert pin_of(PINS, "v0.40.0", shallow, tags.__getitem__) == Pin("b11002", is_tested=False)
+    assert pin_of(PINS, "v0.40.0", shallow, tags.__getitem__) == LlamaPin("b11002", is_tested=False)
     assert pin_of(PINS, "v0.40.0", shallow, lambda _: "").name == "abc1234"
 
 

@@ -15,8 +15,8 @@ import pytest
 from ollama_tiering.errors import MissingTool, ResultDiffers, ServiceError
 from ollama_tiering.launch.llama_server import Completed
 from ollama_tiering.launch.self_test import checks, pair, run
-from ollama_tiering.launch.self_test.checks import ALL, ROWS, Check, after_a_kill
-from ollama_tiering.launch.self_test.pair import Pair, TooFew
+from ollama_tiering.launch.self_test.checks import ALL, ROWS, SelfCheck, after_a_kill
+from ollama_tiering.launch.self_test.pair import ServerPair, TooFew
 from ollama_tiering.launch.self_test.store import NotTiered
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama, ServerBuild
 from ollama_tiering.patchset.report import Report
@@ -60,7 +60,7 @@ class Answers:
             raise NotTiered(self.refused)
 
 
-ROWS_CHECK = Check("rows", ROWS, "llama-tiny", ("-np", "1"), after_a_kill)
+ROWS_CHECK = SelfCheck("rows", ROWS, "llama-tiny", ("-np", "1"), after_a_kill)
 
 
 @pytest.fixture
@@ -209,18 +209,18 @@ class Whole:
         monkeypatch.setattr(InstalledOllama, "version", lambda _self: "v0.40.0")
         monkeypatch.setattr(InstalledOllama, "build", lambda _self: ServerBuild(1, "abc"))
         monkeypatch.setattr(run, "require_same_devices", lambda *_: [])
-        monkeypatch.setattr(run, "Store", lambda _folder: contextlib.nullcontext())
+        monkeypatch.setattr(run, "TrialStore", lambda _folder: contextlib.nullcontext())
         monkeypatch.setattr(
             run, "_models", lambda *_: dict.fromkeys((c.shape for c in ALL), tmp_path)
         )
-        made = [Check(c.name, c.kind, c.shape, c.options, self._check(c.name)) for c in ALL]
+        made = [SelfCheck(c.name, c.kind, c.shape, c.options, self._check(c.name)) for c in ALL]
         monkeypatch.setattr(checks, "ALL", made)
         monkeypatch.setattr(checks, "SHORT", made[:1])
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
         self.reports = tmp_path / "ollama-tiering"
 
-    def _check(self, name: str) -> Callable[[Pair], None]:
-        def check(_pair: Pair) -> None:
+    def _check(self, name: str) -> Callable[[ServerPair], None]:
+        def check(_pair: ServerPair) -> None:
             self.ran.append(name)
             if error := self.does.get(name):
                 raise error

@@ -10,7 +10,7 @@ import pytest
 
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch.self_test import store as module
-from ollama_tiering.launch.self_test.store import NotTiered, Store
+from ollama_tiering.launch.self_test.store import NotTiered, TrialStore
 
 SERVER: Any = SimpleNamespace(pid=7, tail=lambda: "  cannot connect")
 
@@ -30,7 +30,10 @@ def runner(pid: int, **more: Any) -> SimpleNamespace:
 
 def test_a_reason_ends_it_at_once(answer: SimpleNamespace, tmp_path: Path) -> None:
     answer.runners = [runner(7, reason="LoRA adapters")]
-    for wait in (lambda: Store(tmp_path).wait(SERVER, 5), lambda: Store(tmp_path).settle(SERVER)):
+    for wait in (
+        lambda: TrialStore(tmp_path).wait(SERVER, 5),
+        lambda: TrialStore(tmp_path).settle(SERVER),
+    ):
         with pytest.raises(NotTiered, match="LoRA adapters"):
             wait()
 
@@ -42,19 +45,19 @@ def test_only_what_that_server_stored_counts(answer: SimpleNamespace, tmp_path: 
         SimpleNamespace(namespace=b"other", blocks=9),
         SimpleNamespace(namespace=b"mine", blocks=4),
     ]
-    Store(tmp_path).wait(SERVER, 4)
-    Store(tmp_path).settle(SERVER)
+    TrialStore(tmp_path).wait(SERVER, 4)
+    TrialStore(tmp_path).settle(SERVER)
     with pytest.raises(ServiceError, match="it knows the sidecar"):
-        Store(tmp_path).wait(SERVER, 5)
+        TrialStore(tmp_path).wait(SERVER, 5)
 
 
 def test_nothing_is_stored(answer: SimpleNamespace, tmp_path: Path) -> None:
     """In the end, what llama-server wrote last."""
     with pytest.raises(ServiceError, match="never spoke to the sidecar") as caught:
-        Store(tmp_path).wait(SERVER, 5)
+        TrialStore(tmp_path).wait(SERVER, 5)
     assert caught.value.message.endswith("cannot connect")
     assert caught.value.hint
     answer.runners = [runner(7)]
     answer.namespaces = [SimpleNamespace(namespace=b"mine", blocks=0)]
     with pytest.raises(ServiceError, match="it knows the sidecar"):
-        Store(tmp_path).settle(SERVER)
+        TrialStore(tmp_path).settle(SERVER)
