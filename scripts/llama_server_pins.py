@@ -29,7 +29,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ollama_tiering.errors import FetchError, TieringError
+from ollama_tiering.errors import FetchError, TieringError, UnsupportedUpstream
+from ollama_tiering.patchset.llama_server import no_page
+from ollama_tiering.patchset.llama_server.compile import EMBED
 from ollama_tiering.patchset.llama_server.hooks import SERVER
 from ollama_tiering.patchset.llama_server.tree import patch_tree
 from scripts.llama_server_sdists import CACHE, newest, noted_newest, sdist, sdist_path
@@ -40,8 +42,17 @@ PAGE = ROOT / "docs/llama-server.md"
 BEGIN, END = "<!-- begin: made by scripts/llama_server_pins.py -->\n", "<!-- end -->\n"
 INSIDE = "/vendor/llama.cpp/"
 CHANGES = "/CHANGELOG.md"
-PARTS = ("src/", "common/", "include/", "ggml/include/", "vendor/", f"{SERVER}/", "tools/mtmd/")
-SUFFIXES = (".h", ".hpp", ".cpp", ".txt", ".inc", ".def")
+PARTS = (
+    "src/",
+    "common/",
+    "include/",
+    "ggml/include/",
+    "vendor/",
+    f"{SERVER}/",
+    "tools/mtmd/",
+    "tools/ui/",
+)
+SUFFIXES = (".h", ".hpp", ".cpp", ".txt", ".inc", ".def", ".in")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +117,7 @@ def check(archive: Path, label: str, *, only_place: bool, noted: Path | None = N
         commit = take(archive, tree)
         try:
             patch_tree(tree, ROOT / "llama_server" / "src")
+            _require_page(tree)
         except TieringError as error:
             return Found(label, commit, error.message, "")
         wrong = misplaced(tree)
@@ -116,6 +128,15 @@ def check(archive: Path, label: str, *, only_place: bool, noted: Path | None = N
                 if noted and not wrong:
                     noted.write_text(digest, encoding="utf-8")
         return Found(label, commit, "", wrong)
+
+
+def _require_page(tree: Path) -> None:
+    """UnsupportedUpstream if a user interface without a page cannot be made of the source."""
+    if no_page.has_templates(tree):
+        with tempfile.TemporaryDirectory() as folder:
+            no_page.write(tree, Path(folder))
+    elif not (tree / EMBED).is_file():
+        raise UnsupportedUpstream(f"neither {EMBED} nor {' and '.join(no_page.TEMPLATES)}")
 
 
 def page(text: str, rows: list[Found]) -> str:

@@ -22,7 +22,7 @@ from typing import Final
 from ollama_tiering.config import count
 from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
 from ollama_tiering.patchset import tools
-from ollama_tiering.patchset.llama_server import exported, linked
+from ollama_tiering.patchset.llama_server import exported, linked, no_page
 from ollama_tiering.patchset.llama_server.hooks import OURS, SERVER
 from ollama_tiering.patchset.llama_server.installation import IMPLEMENTATION, InstalledOllama
 from ollama_tiering.patchset.report import Report
@@ -160,11 +160,12 @@ def _http_definitions(folder: Path) -> list[str]:
 
 
 def _make_ui(source: Path, compiler: CxxCompiler, work: Path, report: Report) -> Path:
-    """The folder with `ui.h` and `ui.cpp`, written by llama.cpp's own program: a user interface
-    without a page, as Ollama has it.
-    """
+    """The folder with `ui.h` and `ui.cpp`: a user interface without a page, as Ollama has it."""
     folder, program = work / "ui", work / "embed"
     folder.mkdir(parents=True)
+    if no_page.has_templates(source):
+        no_page.write(source, folder)
+        return folder
     flags = ("-std=gnu++17", "-O1", "-w", "-o", program)
     _run([*compiler.command, *flags, source / EMBED], work, report)
     _run([program, folder / "ui.cpp", folder / "ui.h"], work, report)
