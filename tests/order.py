@@ -30,6 +30,7 @@ LONGEST = (  # 30 seconds of a processor, or of waiting, and more
     "tests/unit/cli/test_store_tools.py",
     "tests/unit/sidecar/test_server.py",
     "tests/unit/sidecar/test_engine_socket.py",
+    "tests/integration/test_amx.py",
     "tests/integration/test_processors.py",
     "tests/unit/kernels/test_cuda_emulation.py",
     "tests/unit/kernels/test_cuda_fake.py",

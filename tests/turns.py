@@ -79,6 +79,7 @@ TURNS = {
     ),
 }
 ONE_CASE = {
+    "tests/integration/test_amx.py": ("ollama_tiering/patchset/processor.py", "tests/amx/"),
     "tests/integration/test_arm_processors.py": _PROCESSORS,
     "tests/integration/test_processors.py": _PROCESSORS,
 }
