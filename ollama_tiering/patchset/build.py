@@ -41,7 +41,7 @@ from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.plan import BuildOptions, BuildPlan, plan
 from ollama_tiering.patchset.progress import PackageCount, package_total
 from ollama_tiering.patchset.report import Report
-from ollama_tiering.patchset.run import stream
+from ollama_tiering.patchset.run import run, stream
 from ollama_tiering.patchset.tree import disk_full
 from ollama_tiering.patchset.upstream import SourceCache
 
@@ -249,6 +249,11 @@ def _build_id(
     )
 
 
+# C++ that imports no module: it compiles while modules are fetched. What fails here fails again, and
+# then it is said.
+_WITHOUT_MODULES = ("./llama/llama.cpp/common", "./ml/backend/ggml/ggml/src/ggml-cpu/llamafile")
+
+
 def _build_go(
     plan: BuildPlan, patchset: Patchset, go: Path, build_id: str, target: Path, report: Report
 ) -> None:
@@ -261,16 +266,7 @@ def _build_go(
         for name, value in patchset.go_ldflags.items()
     }
     ldflags = " ".join(["-s", "-w", *(f"-X={name}={value}" for name, value in variables.items())])
-    command: list[str | Path] = [
-        go,
-        "build",
-        "-v",
-        "-mod=readonly",
-        "-trimpath",
-        "-buildvcs=false",
-        "-ldflags",
-        ldflags,
-    ]
+    command: list[str | Path] = [go, "build", "-v", "-mod=readonly", "-trimpath", "-buildvcs=false"]
     if plan.options.go_tags:
         command += ["-tags", ",".join(plan.options.go_tags)]
     if plan.options.jobs:
@@ -281,11 +277,14 @@ def _build_go(
             tags = plan.options.go_tags
             total = pool.submit(package_total, go, plan.tree, tags, environment)
             flags = stack.enter_context(compiler_environment(plan, go))
-        flags |= collector(plan.options.jobs or estimate.usable_cores())
+            flags |= collector(plan.options.jobs or estimate.usable_cores())
+            if _compiles_everything():
+                run(*command, *_WITHOUT_MODULES, cwd=plan.tree, env=environment | _ENGLISH | flags)
         title = f"compiling Ollama {plan.options.tag} ({plan.kind})"
         detail = stack.enter_context(report.stage(title))
         counted = PackageCount(total.result(), detail)
-        _step(plan, report, counted, *command, "-o", target, ".", environment=flags)
+        words = ("-ldflags", ldflags, "-o", target, ".")
+        _step(plan, report, counted, *command, *words, environment=flags)
 
 
 @contextmanager
@@ -328,13 +327,17 @@ def _step(
 
 
 def _say_what_it_takes(plan: BuildPlan, report: Report) -> None:
-    cache = os.environ.get("GOCACHE") or go_environment()["GOCACHE"]
-    if cache and estimate.is_first(Path(cache)):
+    if _compiles_everything():
         options = plan.options
         said = estimate.first_build(
             options.tag, not plan.needs_cmake, options.jobs, config.cache_dir()
         )
         report.say(said)
+
+
+def _compiles_everything() -> bool:
+    cache = os.environ.get("GOCACHE") or go_environment()["GOCACHE"]
+    return cache is not None and estimate.is_first(Path(cache))
 
 
 def _warn_if_little_space(plan: BuildPlan, report: Report) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ollama_tiering.config import MemoryLimit
 from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
-from ollama_tiering.patchset import build, finished, go_env, manifest
+from ollama_tiering.patchset import build, estimate, finished, go_env, manifest
 from ollama_tiering.patchset.finished import source_of
 from ollama_tiering.patchset.go_env import go_environment
 from ollama_tiering.patchset.manifest import Patchset
@@ -21,6 +21,11 @@ from tests.unit.patchset.conftest import FAKE_GO, FakeTools
 
 NATIVE = build.BuildOptions(tag="v0.16.0", cpu="native", cuda="off")
 VARIANTS = replace(NATIVE, cpu="variants")
+
+
+@pytest.fixture(autouse=True)
+def something_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "is_first", lambda _cache: False)
 
 
 def _newest(options: build.BuildOptions) -> Path:
@@ -38,6 +43,24 @@ def test_native_needs_no_cmake_and_compiles_for_this_cpu(
     (command,) = fake_tools.calls("go build")
     assert "-mod=readonly" in command
     assert "-X=github.com/ollama/ollama/version.Version=0.16.0" in command
+
+
+def test_the_first_build_compiles_cpp_while_modules_are_fetched(
+    patchset: Patchset,
+    cache: SourceCache,
+    report: Report,
+    fake_tools: FakeTools,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(estimate, "is_first", lambda _cache: True)
+    build.build(replace(NATIVE, go_tags=("x",)), patchset, cache, report)
+    early, whole = fake_tools.calls("go build")
+    assert early.split()[-2:] == list(build._WITHOUT_MODULES)
+    options = early.removesuffix(" ".join(build._WITHOUT_MODULES))
+    assert whole.startswith(options), "else Go's cache takes them for other packages"
+    assert "-tags x" in options
+    for package in build._WITHOUT_MODULES:
+        assert package.startswith("./")
 
 
 def test_variants_run_upstreams_presets_first(
