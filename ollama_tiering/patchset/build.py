@@ -249,8 +249,8 @@ def _build_id(
     )
 
 
-# C++ that imports no module: it compiles while modules are fetched. What fails here fails again, and
-# then it is said.
+# C++ that imports no module: it compiles while modules are fetched. What fails here fails once
+# more in the build of all, and then it is said.
 _WITHOUT_MODULES = ("./llama/llama.cpp/common", "./ml/backend/ggml/ggml/src/ggml-cpu/llamafile")
 
 
