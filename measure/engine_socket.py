@@ -29,10 +29,10 @@ from measure.own_sidecar import sidecar
 from measure.running import arguments, publish
 from ollama_tiering.bench.machine import begin
 from ollama_tiering.client.engine_client import EngineClient
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.limits import MAX_MESSAGE_BYTES
 from ollama_tiering.protocol.loaded_file import LoadedFile
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store import BlockKey, align, as_namespace, crc32c, prefix_chain
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.listener import grpc_address

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Maintainer: writes the generated Python of proto/ollama_tiering/v1/block_store.proto.
+"""Maintainer: writes the generated Python of proto/ollama_tiering/v1.
 
-Messages go to `ollama_tiering/store/block/pb` (no gRPC import, so the store may use them), the
-service to `ollama_tiering/protocol/pb`. `--check` writes nothing and exits 1 when the committed
-files differ.
+Messages of block_store.proto go to `ollama_tiering/store/block/pb`, which the store may use, those
+of administration.proto to `ollama_tiering/protocol/pb`. The services need no code of their own
+(`ollama_tiering/protocol/calls.py`). `--check` writes nothing and exits 1 when the committed files
+differ.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from importlib.resources import files
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PROTO = Path("ollama_tiering/v1/block_store.proto")
-STORE_PB = Path("ollama_tiering/store/block/pb")
-PROTOCOL_PB = Path("ollama_tiering/protocol/pb")
+PACKAGE = Path("ollama_tiering/v1")
+FOLDERS = {
+    "block_store": Path("ollama_tiering/store/block/pb"),
+    "administration": Path("ollama_tiering/protocol/pb"),
+}
 
 
 def generate(proto_root: Path) -> dict[Path, bytes]:
@@ -34,30 +37,26 @@ def generate(proto_root: Path) -> dict[Path, bytes]:
                 f"-I{files('grpc_tools') / '_proto'}",
                 f"--python_out={out}",
                 f"--pyi_out={out}",
-                f"--grpc_python_out={out}",
-                str(proto_root / PROTO),
+                *(str(proto_root / PACKAGE / f"{name}.proto") for name in FOLDERS),
             ]
         )
         if status != 0:
             raise SystemExit(f"protoc failed with {status}")
-        made = out / PROTO.parent
-        service = (made / "block_store_pb2_grpc.py").read_text()
-        stubs = (
-            (made / "block_store_pb2.pyi")
-            .read_text()
-            .replace("_Mapping]", "_Mapping[str, object]]")
-        )
-        unused = re.compile(r"^ +[A-Z0-9_]+_FIELD_NUMBER: .*\n", re.MULTILINE)
-        wanted = "from ollama_tiering.v1 import block_store_pb2"
-        if wanted not in service:
-            raise SystemExit("the generated service no longer imports its messages as expected")
         return {
-            STORE_PB / "block_store_pb2.py": (made / "block_store_pb2.py").read_bytes(),
-            STORE_PB / "block_store_pb2.pyi": unused.sub("", stubs).encode(),
-            PROTOCOL_PB / "block_store_pb2_grpc.py": service.replace(
-                wanted, "from ollama_tiering.store import block_store_pb2"
-            ).encode(),
+            folder / f"{name}_pb2{ending}": _ours(out / PACKAGE / f"{name}_pb2{ending}")
+            for name, folder in FOLDERS.items()
+            for ending in (".py", ".pyi")
         }
+
+
+def _ours(made: Path) -> bytes:
+    code = made.read_text().replace(
+        "from ollama_tiering.v1 import", "from ollama_tiering.store import"
+    )
+    if made.suffix == ".pyi":
+        code = code.replace("_Mapping]", "_Mapping[str, object]]")
+        code = re.sub(r"^ +[A-Z0-9_]+_FIELD_NUMBER: .*\n", "", code, flags=re.MULTILINE)  # unused
+    return code.encode()
 
 
 def main() -> int:

@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Self
 import grpc
 
 from ollama_tiering.client.channel import SidecarChannel
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.key import Namespace
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
@@ -32,7 +33,7 @@ STOP_SECONDS = 30.0
 SAID_SECONDS = 10.0
 
 
-def counted(answer: pb.StatResponse) -> bool:
+def counted(answer: adm.StatResponse) -> bool:
     return all(tier.surveyed for tier in answer.tiers)
 
 
@@ -189,8 +190,8 @@ class SidecarProcess:
     def channel(self) -> grpc.Channel:
         return grpc.insecure_channel(grpc_address(self.socket))
 
-    def stat(self) -> pb.StatResponse:
-        answer: pb.StatResponse
+    def stat(self) -> adm.StatResponse:
+        answer: adm.StatResponse
         if "," in str(self.socket):  # gRPC has no address for it
             with SidecarChannel(self.socket) as checked:
                 answer = checked.stub().Stat(pb.StatRequest(), timeout=10)
@@ -199,7 +200,7 @@ class SidecarProcess:
             answer = rpc.BlockStoreStub(channel).Stat(pb.StatRequest(), timeout=10)
         return answer
 
-    def wait(self, condition: Any, what: str, seconds: float = 15.0) -> pb.StatResponse:
+    def wait(self, condition: Any, what: str, seconds: float = 15.0) -> adm.StatResponse:
         """Asks until the answer of Stat fulfils the condition."""
         end = time.monotonic() + seconds
         while True:
@@ -209,7 +210,7 @@ class SidecarProcess:
             assert time.monotonic() < end, f"{what}\n{answer}\n{self.log}"
             time.sleep(0.02)
 
-    def wait_written(self) -> pb.StatResponse:
+    def wait_written(self) -> adm.StatResponse:
         return self.wait(lambda stat: stat.queued_demotions == 0, "all blocks are written down")
 
 

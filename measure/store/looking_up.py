@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from measure.results import Ratio, Section
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
 from ollama_tiering.sidecar.server import make_entrance
 from ollama_tiering.sidecar.service import BlockStoreService
@@ -140,7 +140,7 @@ def _serve(socket: str, blocks: int, ready: Any) -> None:
         server, entrance = grpc.aio.server(), make_entrance(PeerGuard(Path(socket)))
         with ThreadPoolExecutor(2) as pool:
             service = BlockStoreService(_store_of(blocks), pool)
-            rpc.add_BlockStoreServicer_to_server(service, entrance)
+            rpc.add_to_server(service, entrance)
             server.add_generic_rpc_handlers((entrance,))
             server.add_insecure_port(grpc_address(socket))
             await server.start()

@@ -31,7 +31,8 @@ from measure.store.looking_up import (
     prompts,
 )
 from ollama_tiering.client import BlockClient
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store import FsTier, TierKind
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
@@ -141,16 +142,16 @@ def _sidecar(
         yield started
 
 
-def _settled(tier: pb.TierStat, blocks: int) -> bool:
+def _settled(tier: adm.TierStat, blocks: int) -> bool:
     """Whether at least that many are known, and the files are counted; nothing is written before
     that.
     """
     return tier.surveyed and tier.blocks >= blocks
 
 
-def _local(socket: str) -> pb.TierStat:
+def _local(socket: str) -> adm.TierStat:
     with grpc.insecure_channel(grpc_address(socket)) as channel:
-        found: pb.StatResponse = rpc.BlockStoreStub(channel).Stat(pb.StatRequest(), timeout=30)
+        found: adm.StatResponse = rpc.BlockStoreStub(channel).Stat(pb.StatRequest(), timeout=30)
         return found.tiers[0]
 
 

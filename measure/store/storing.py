@@ -24,7 +24,7 @@ from measure.store.rig import ROWS, RandomBlocks, bench_directories
 from ollama_tiering.bench.table import rate
 from ollama_tiering.client.stream import Exchange
 from ollama_tiering.errors import UsageError
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store import BlockOffer, TierKind
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.files import write_all

@@ -20,6 +20,7 @@ from ollama_tiering.protocol.plain_text import path_of
 from ollama_tiering.protocol.seconds_saved import Saved
 
 if TYPE_CHECKING:
+    from ollama_tiering.protocol.pb import administration_pb2 as adm
     from ollama_tiering.store import block_store_pb2 as pb
 
 
@@ -54,7 +55,7 @@ def status(socket: Path | None, as_json: bool) -> None:
         raise broken
 
 
-def _ask(path: Path) -> pb.StatResponse:
+def _ask(path: Path) -> adm.StatResponse:
     if not listens(path) and not path.is_socket():
         raise ServiceError(
             f"no sidecar runs: {path} is not there",
@@ -76,7 +77,7 @@ def _ask(path: Path) -> pb.StatResponse:
 
 
 def _document(
-    path: Path, answer: pb.StatResponse, memory: MemoryLimit | None = None
+    path: Path, answer: adm.StatResponse, memory: MemoryLimit | None = None
 ) -> dict[str, Any]:
     names = status_use.names(answer)
     return {
@@ -164,7 +165,9 @@ def _document(
     }
 
 
-def _lines(path: Path, answer: pb.StatResponse, memory: MemoryLimit | None = None) -> Iterator[str]:
+def _lines(
+    path: Path, answer: adm.StatResponse, memory: MemoryLimit | None = None
+) -> Iterator[str]:
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(answer.started_unix_seconds))
     yield f"sidecar {answer.version} on {path}, since {since}"
     for tier in answer.tiers:
@@ -220,7 +223,7 @@ def _broken_builds() -> list[str]:
     return harmed()
 
 
-def _other_builds_blocks(answer: pb.StatResponse) -> int:
+def _other_builds_blocks(answer: adm.StatResponse) -> int:
     """Blocks that neither a build on this machine nor a living runner can find; 0 if there is no
     build of ours to compare with.
     """
@@ -234,7 +237,7 @@ def _other_builds_blocks(answer: pb.StatResponse) -> int:
     return sum(use.blocks for use in answer.namespaces if of_other_build(use.engine, known))
 
 
-def _disk_lines(tier: pb.TierStat) -> Iterator[str]:
+def _disk_lines(tier: adm.TierStat) -> Iterator[str]:
     if tier.written_today_bytes or tier.daily_write_bytes:
         limit = f" of {format_size(tier.daily_write_bytes)}" if tier.daily_write_bytes else ""
         yield f"         written today (UTC) {format_size(tier.written_today_bytes)}{limit}"
@@ -278,16 +281,16 @@ def _properties(runner: pb.RunnerReport) -> Iterator[str]:
         yield f"  attention on the CPU: {runner.cpu_attention}"
 
 
-def _tier_name(tier: pb.TierStat) -> str:
+def _tier_name(tier: adm.TierStat) -> str:
     names = {1: "ram", 2: "local", 3: "remote"}
     return names.get(tier.tier, "unknown")
 
 
-def _damaged(tier: pb.TierStat) -> str:
+def _damaged(tier: adm.TierStat) -> str:
     return f", {tier.quarantined_blocks:,} damaged" if tier.quarantined_blocks else ""
 
 
-def _state(tier: pb.TierStat) -> str:
+def _state(tier: adm.TierStat) -> str:
     """Empty for a tier that works and is not shared."""
     said = []
     if tier.state == "resting":
@@ -300,7 +303,7 @@ def _state(tier: pb.TierStat) -> str:
     return "".join(f", {part}" for part in said)
 
 
-def _encoding(tier: pb.TierStat) -> str:
+def _encoding(tier: adm.TierStat) -> str:
     """Empty unless blocks are stored encoded, or will be."""
     encoded = tier.encoding_ratio > 1.02
     if tier.encoding in ("", "none") and not encoded:

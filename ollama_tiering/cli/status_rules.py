@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from ollama_tiering.config import format_size
 
 if TYPE_CHECKING:
-    from ollama_tiering.store import block_store_pb2 as pb
+    from ollama_tiering.protocol.pb import administration_pb2 as adm
 
 _DAY_SECONDS: Final = 86400.0
 _DIGEST, _DIGEST_DIGITS = "sha256-", 12
 
 
-def refusal(answer: pb.StatResponse, namespace: bytes) -> str:
+def refusal(answer: adm.StatResponse, namespace: bytes) -> str:
     """Why nothing of a runner's model is stored; empty if it is stored."""
     found = (one.refusal for one in answer.model_terms if namespace in one.namespaces)
     return next(found, "")
@@ -26,7 +26,7 @@ def _by_file(model: str) -> str:
     return model if digest == model else digest[:_DIGEST_DIGITS]
 
 
-def lines(answer: pb.StatResponse) -> Iterator[str]:
+def lines(answer: adm.StatResponse) -> Iterator[str]:
     for one in answer.model_terms:
         name = one.name or _by_file(one.model)
         held = one.local_bytes + one.remote_bytes
@@ -37,7 +37,7 @@ def lines(answer: pb.StatResponse) -> Iterator[str]:
             yield f"model {name}: {', '.join(_parts(one))}"
 
 
-def documents(answer: pb.StatResponse) -> list[dict[str, Any]]:
+def documents(answer: adm.StatResponse) -> list[dict[str, Any]]:
     return [
         {
             "model": one.model,
@@ -53,7 +53,7 @@ def documents(answer: pb.StatResponse) -> list[dict[str, Any]]:
     ]
 
 
-def _parts(one: pb.ModelTerms) -> Iterator[str]:
+def _parts(one: adm.ModelTerms) -> Iterator[str]:
     of = f" of {format_size(one.budget_bytes)}" if one.budget_bytes else ""
     yield f"local {format_size(one.local_bytes)}{of}"
     if one.remote_bytes:

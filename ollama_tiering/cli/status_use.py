@@ -12,10 +12,10 @@ from ollama_tiering.launch import names as launch_names
 from ollama_tiering.protocol.seconds_saved import Saved, tokens_per_second
 
 if TYPE_CHECKING:
-    from ollama_tiering.store import block_store_pb2 as pb
+    from ollama_tiering.protocol.pb import administration_pb2 as adm
 
 
-def names(answer: pb.StatResponse) -> dict[str, str]:
+def names(answer: adm.StatResponse) -> dict[str, str]:
     """File name of a model -> its name: the one that the sidecar gives, else the one in this user's
     own manifests (which are not the service's).
     """
@@ -34,8 +34,8 @@ def shown(model: str, known: Mapping[str, str]) -> str:
     return launch_names.shown(model, known) or "?"
 
 
-def lines(answer: pb.StatResponse, known: Mapping[str, str]) -> Iterator[str]:
-    by_model: dict[str, list[pb.ModelUse]] = {}
+def lines(answer: adm.StatResponse, known: Mapping[str, str]) -> Iterator[str]:
+    by_model: dict[str, list[adm.ModelUse]] = {}
     for use in answer.model_uses:
         by_model.setdefault(use.model, []).append(use)
     for model, uses in by_model.items():
@@ -46,7 +46,7 @@ def lines(answer: pb.StatResponse, known: Mapping[str, str]) -> Iterator[str]:
         yield f"all models: {Saved.of(answer.model_uses).words()}"
 
 
-def _lines_of(uses: list[pb.ModelUse]) -> Iterator[str]:
+def _lines_of(uses: list[adm.ModelUse]) -> Iterator[str]:
     loaded = any(use.loaded for use in uses)
     last = _date(max(use.last_used_unix_seconds for use in uses))
     yield (
@@ -60,7 +60,7 @@ def _lines_of(uses: list[pb.ModelUse]) -> Iterator[str]:
     yield f"{'loaded' if loaded else 'not loaded now'}, last used {last}"
 
 
-def documents(answer: pb.StatResponse, known: Mapping[str, str]) -> list[dict[str, Any]]:
+def documents(answer: adm.StatResponse, known: Mapping[str, str]) -> list[dict[str, Any]]:
     """One document for each namespace. Numbers that were not measured are null."""
     return [
         {

@@ -20,6 +20,7 @@ from ollama_tiering.client.channel import SidecarChannel
 from ollama_tiering.client.stream import Exchange
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.protocol import admin_messages as messages
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.protocol.statuses import ERROR_OF_STATUS, HINT_KEY
 from ollama_tiering.store import BlockKey, CommitResult, OpenBlock
 from ollama_tiering.store import block_store_pb2 as pb
@@ -59,8 +60,8 @@ class SidecarAdministration(Closing):
     def _stub(self) -> Any:
         return self._channel.stub()
 
-    def stat(self, *, timeout_seconds: float = _ANSWER_SECONDS) -> pb.StatResponse:
-        answer: pb.StatResponse = _call(
+    def stat(self, *, timeout_seconds: float = _ANSWER_SECONDS) -> adm.StatResponse:
+        answer: adm.StatResponse = _call(
             lambda: self._stub.Stat(pb.StatRequest(), timeout=timeout_seconds)
         )
         return answer
@@ -73,21 +74,23 @@ class SidecarAdministration(Closing):
         words: bool = False,
     ) -> Listing:
         chosen = messages.selection_message(selection)
-        request = pb.ListRequest(selection=chosen, blocks=blocks, words=words)
+        request = adm.ListRequest(selection=chosen, blocks=blocks, words=words)
         return _call(lambda: messages.listing_of(self._stub.List(request, timeout=_ANSWER_SECONDS)))
 
     def remove(self, selection: Selection, *, dry_run: bool) -> Removal:
-        request = pb.RemoveRequest(selection=messages.selection_message(selection), dry_run=dry_run)
+        request = adm.RemoveRequest(
+            selection=messages.selection_message(selection), dry_run=dry_run
+        )
         return _call(lambda: messages.removal_of(self._stub.Remove(request, timeout=_LONG_SECONDS)))
 
     def pin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
-        return self._pin(pb.PinRequest(id=chain_id, dry_run=dry_run))
+        return self._pin(adm.PinRequest(id=chain_id, dry_run=dry_run))
 
     def unpin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
-        return self._pin(pb.PinRequest(id=chain_id, dry_run=dry_run, unpin=True))
+        return self._pin(adm.PinRequest(id=chain_id, dry_run=dry_run, unpin=True))
 
     def verify(self, *, repair: bool) -> Iterator[VerifyStep]:
-        answers = self._stub.Verify(pb.VerifyRequest(repair=repair), timeout=_LONG_SECONDS)
+        answers = self._stub.Verify(adm.VerifyRequest(repair=repair), timeout=_LONG_SECONDS)
         try:
             while (answer := _call(lambda: next(answers, None))) is not None:
                 yield messages.step_of(answer)
@@ -102,7 +105,7 @@ class SidecarAdministration(Closing):
         dry_run: bool,
         builds: frozenset[str] | None = None,
     ) -> list[Waste]:
-        request = pb.CollectRequest(
+        request = adm.CollectRequest(
             older_than_seconds=older_than_seconds,
             ask_models=models is not None,
             models=sorted(models or ()),
@@ -163,7 +166,7 @@ class SidecarAdministration(Closing):
             )
             yield _ExchangeSink(exchange)
 
-    def _pin(self, request: pb.PinRequest) -> PinResult:
+    def _pin(self, request: adm.PinRequest) -> PinResult:
         return _call(lambda: messages.pin_of(self._stub.Pin(request, timeout=_ANSWER_SECONDS)))
 
 

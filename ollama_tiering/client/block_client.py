@@ -35,6 +35,7 @@ from ollama_tiering.client.stream import Exchange
 from ollama_tiering.errors import ServiceError, TieringError
 from ollama_tiering.protocol.limits import PART_BYTES
 from ollama_tiering.protocol.loaded_file import LoadedFile
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.protocol.tier_names import tier_name
 from ollama_tiering.store import (
@@ -173,12 +174,12 @@ class BlockClient(Closing):
         except grpc.RpcError as error:
             raise _service_error("check_files", error) from None
 
-    def stat(self) -> pb.StatResponse:
+    def stat(self) -> adm.StatResponse:
         """Budgets, counters, runners. It does not fail open: ServiceError if
         there is no sidecar.
         """
         try:
-            answer: pb.StatResponse = self._stub.Stat(
+            answer: adm.StatResponse = self._stub.Stat(
                 pb.StatRequest(), timeout=self._lookup_seconds
             )
         except grpc.RpcError as error:

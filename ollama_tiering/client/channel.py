@@ -15,8 +15,8 @@ import grpc
 
 from ollama_tiering.config import APP_NAME
 from ollama_tiering.errors import ServiceError
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.protocol.limits import MAX_MESSAGE_BYTES
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.system.closing import Closing
 from ollama_tiering.system.listener import OwnListener
 

@@ -20,6 +20,7 @@ from ollama_tiering.launch.record import records, running
 from ollama_tiering.launch.service_unit import stop_command
 from ollama_tiering.launch.up import require_free
 from ollama_tiering.protocol import cache_memory
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.protocol.tier_names import tier_name
 from ollama_tiering.store import block_store_pb2 as pb
 
@@ -37,7 +38,7 @@ def checks(settings: SidecarConfig) -> Iterator[Check]:
             yield from runner(report, names)
 
 
-def _sidecar(socket: Path, answer: pb.StatResponse | None) -> Check:
+def _sidecar(socket: Path, answer: adm.StatResponse | None) -> Check:
     name = "sidecar"
     if answer is None:
         try:
@@ -73,7 +74,7 @@ def start_anew(pid: int | None) -> str:
     return f"start it anew: {f'kill {pid}' if pid else 'end it'}, then tiering up"
 
 
-def _tiers(answer: pb.StatResponse) -> Iterator[Check]:
+def _tiers(answer: adm.StatResponse) -> Iterator[Check]:
     """Tiers that rest: what they hold is a miss meanwhile."""
     for tier in answer.tiers:
         name = f"{tier_name(tier.tier)} tier in use"

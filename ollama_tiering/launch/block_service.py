@@ -20,6 +20,7 @@ from ollama_tiering.config import is_socket
 from ollama_tiering.errors import ServiceError, plain
 from ollama_tiering.launch.process import Child, died, package_path, start, wait_ready
 from ollama_tiering.launch.unharmed import in_one_line
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.listener import OwnListener
 
@@ -34,13 +35,13 @@ _ERROR, _HINT = "error: ", "hint: "  # how a command ends that fails
 
 def ask(
     socket: Path, *, seconds: float = _ASK_SECONDS, administers: bool = False
-) -> pb.StatResponse | None:
+) -> adm.StatResponse | None:
     """What the sidecar on that socket says of itself; None if none answers, or a stranger's."""
     # A channel of its own each time: a kept one waits up to two minutes before it tries a lost
     # socket again.
     with SidecarChannel(socket, administers=administers) as channel:
         try:
-            answer: pb.StatResponse = channel.stub().Stat(pb.StatRequest(), timeout=seconds)
+            answer: adm.StatResponse = channel.stub().Stat(pb.StatRequest(), timeout=seconds)
         except (grpc.RpcError, ServiceError):
             return None
     return answer
@@ -73,7 +74,7 @@ class BlockService:
     _ask_at: float = 0.0  # (monotonic)
     _unanswered: int = 0  # in a row
 
-    def ensure(self, interrupted: Callable[[], bool] = lambda: False) -> pb.StatResponse:
+    def ensure(self, interrupted: Callable[[], bool] = lambda: False) -> adm.StatResponse:
         """Starts a sidecar unless one answers. ServiceError with its last words if it cannot be
         started. One of ours that lives, but cannot be reached, has a while to mend that.
         """
@@ -163,7 +164,7 @@ class _Ready:
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
-        self.answer: pb.StatResponse | None = None
+        self.answer: adm.StatResponse | None = None
 
     def __call__(self) -> bool:
         self.answer = ask(self._socket)

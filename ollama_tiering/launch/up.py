@@ -25,7 +25,7 @@ from ollama_tiering.launch.service_unit import SYSTEM_UNITS, stop_command
 from ollama_tiering.launch.supervise import Interrupts, Pair
 from ollama_tiering.launch.unharmed import unharmed
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
-from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 
 _RETIRE_SECONDS = 30.0
 
@@ -199,7 +199,7 @@ def _start_sidecar(
     left: UpRecord | None,
     interrupts: Interrupts,
     report: Teller,
-) -> pb.StatResponse | None:
+) -> adm.StatResponse | None:
     """What the sidecar says of itself; or None, and cause and cure in one line, if it does not
     start.
     """
@@ -227,7 +227,7 @@ def _start_sidecar(
 
 
 @contextlib.contextmanager
-def _stopping(pair: Pair, before: pb.StatResponse | None) -> Iterator[None]:
+def _stopping(pair: Pair, before: adm.StatResponse | None) -> Iterator[None]:
     """Stops both processes, however the body ends, and says what was stored meanwhile."""
     try:
         yield

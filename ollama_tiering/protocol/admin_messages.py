@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.store import BlockKey, Fields, NamespaceId, TierKind, as_namespace
 from ollama_tiering.store import block_store_pb2 as pb
@@ -31,8 +32,8 @@ _NAMES: Final[dict[type[Any], list[str]]] = {
 }
 
 
-def selection_message(selection: Selection) -> pb.Selection:
-    return pb.Selection(
+def selection_message(selection: Selection) -> adm.Selection:
+    return adm.Selection(
         ids=map(printable, selection.ids),
         model=printable(selection.model),
         models=map(printable, selection.models),
@@ -44,7 +45,7 @@ def selection_message(selection: Selection) -> pb.Selection:
     )
 
 
-def selection_of(message: pb.Selection) -> Selection:
+def selection_of(message: adm.Selection) -> Selection:
     """ValueError for a selection that makes no sense."""
     for what, named in (("ids", message.ids), ("models", message.models)):
         if len(named) > MAX_IDS:
@@ -67,29 +68,29 @@ def seconds_of(value: float) -> float:
     return value
 
 
-def listing_messages(listing: Listing) -> Iterable[pb.ListResponse]:
-    yield pb.ListResponse(
-        head=pb.ListHead(
+def listing_messages(listing: Listing) -> Iterable[adm.ListResponse]:
+    yield adm.ListResponse(
+        head=adm.ListHead(
             lines=len(listing.chains) + len(listing.blocks),
             selected=_totals_message(listing.selected),
             stored=_totals_message(listing.stored),
             id_digits=listing.id_digits,
             namespaces=[
-                pb.DescribedNamespace(namespace=namespace, description=_description(pairs))
+                adm.DescribedNamespace(namespace=namespace, description=_description(pairs))
                 for namespace, pairs in listing.descriptions.items()
             ],
         )
     )
     for start in range(0, len(listing.chains), LINES_PER_MESSAGE):
         chains = listing.chains[start : start + LINES_PER_MESSAGE]
-        yield pb.ListResponse(chains=[pb.ChainLine(**_line(line)) for line in chains])
+        yield adm.ListResponse(chains=[adm.ChainLine(**_line(line)) for line in chains])
     for start in range(0, len(listing.blocks), LINES_PER_MESSAGE):
         blocks = listing.blocks[start : start + LINES_PER_MESSAGE]
-        yield pb.ListResponse(blocks=[pb.BlockLine(**_line(line)) for line in blocks])
+        yield adm.ListResponse(blocks=[adm.BlockLine(**_line(line)) for line in blocks])
 
 
-def listing_of(messages: Iterable[pb.ListResponse]) -> Listing:
-    head = pb.ListHead()
+def listing_of(messages: Iterable[adm.ListResponse]) -> Listing:
+    head = adm.ListHead()
     chains: list[ChainLine] = []
     blocks: list[BlockLine] = []
     for message in messages:
@@ -112,11 +113,11 @@ def listing_of(messages: Iterable[pb.ListResponse]) -> Listing:
     )
 
 
-def pin_message(result: PinResult) -> pb.PinResponse:
-    return pb.PinResponse(**{f.name: getattr(result, f.name) for f in fields(result)})
+def pin_message(result: PinResult) -> adm.PinResponse:
+    return adm.PinResponse(**{f.name: getattr(result, f.name) for f in fields(result)})
 
 
-def pin_of(message: pb.PinResponse) -> PinResult:
+def pin_of(message: adm.PinResponse) -> PinResult:
     return PinResult(
         key=BlockKey(message.key),
         blocks=message.blocks,
@@ -127,13 +128,13 @@ def pin_of(message: pb.PinResponse) -> PinResult:
     )
 
 
-def step_message(step: VerifyStep) -> pb.VerifyResponse:
-    return pb.VerifyResponse(
+def step_message(step: VerifyStep) -> adm.VerifyResponse:
+    return adm.VerifyResponse(
         done_blocks=step.done_blocks,
         total_blocks=step.total_blocks,
         done_bytes=step.done_bytes,
         findings=[
-            pb.Finding(
+            adm.Finding(
                 tier=found.tier.value,  # type: ignore[arg-type]
                 what=found.what,
                 path=printable(found.path),
@@ -145,7 +146,7 @@ def step_message(step: VerifyStep) -> pb.VerifyResponse:
     )
 
 
-def step_of(message: pb.VerifyResponse) -> VerifyStep:
+def step_of(message: adm.VerifyResponse) -> VerifyStep:
     findings = [
         Finding(TierKind(f.tier), f.what, f.path, f.detail, f.repaired) for f in message.findings
     ]
@@ -154,8 +155,8 @@ def step_of(message: pb.VerifyResponse) -> VerifyStep:
     )
 
 
-def removal_message(removal: Removal) -> pb.RemoveResponse:
-    return pb.RemoveResponse(
+def removal_message(removal: Removal) -> adm.RemoveResponse:
+    return adm.RemoveResponse(
         chains=removal.chains,
         blocks=removal.blocks,
         stored_bytes=removal.stored_bytes,
@@ -165,7 +166,7 @@ def removal_message(removal: Removal) -> pb.RemoveResponse:
     )
 
 
-def removal_of(message: pb.RemoveResponse) -> Removal:
+def removal_of(message: adm.RemoveResponse) -> Removal:
     return Removal(
         message.chains,
         message.blocks,
@@ -176,16 +177,16 @@ def removal_of(message: pb.RemoveResponse) -> Removal:
     )
 
 
-def waste_message(waste: Sequence[Waste]) -> pb.CollectResponse:
-    return pb.CollectResponse(
+def waste_message(waste: Sequence[Waste]) -> adm.CollectResponse:
+    return adm.CollectResponse(
         waste=[
-            pb.Waste(kind=w.kind, files=w.files, stored_bytes=w.stored_bytes, kept=w.kept)
+            adm.Waste(kind=w.kind, files=w.files, stored_bytes=w.stored_bytes, kept=w.kept)
             for w in waste
         ]
     )
 
 
-def waste_of(message: pb.CollectResponse) -> list[Waste]:
+def waste_of(message: adm.CollectResponse) -> list[Waste]:
     return [Waste(w.kind, w.files, w.stored_bytes, dict(w.kept)) for w in message.waste]
 
 
@@ -194,7 +195,7 @@ def _line(line: ChainLine | BlockLine) -> dict[str, Any]:
     return values | {"tiers": _uses_message(line.tiers)}
 
 
-def _values(message: pb.ChainLine | pb.BlockLine, kind: type[Any]) -> dict[str, Any]:
+def _values(message: adm.ChainLine | adm.BlockLine, kind: type[Any]) -> dict[str, Any]:
     values = {name: getattr(message, name) for name in _NAMES[kind]}
     return values | {
         "key": BlockKey(message.key),
@@ -207,19 +208,19 @@ def _description(pairs: Fields) -> pb.Namespace:
     return pb.Namespace(fields=[pb.NamespaceField(name=name, value=value) for name, value in pairs])
 
 
-def _uses_message(uses: Iterable[TierUse]) -> list[pb.TierUse]:
+def _uses_message(uses: Iterable[TierUse]) -> list[adm.TierUse]:
     return [
-        pb.TierUse(tier=u.tier.value, blocks=u.blocks, stored_bytes=u.stored_bytes)  # type: ignore[arg-type]
+        adm.TierUse(tier=u.tier.value, blocks=u.blocks, stored_bytes=u.stored_bytes)  # type: ignore[arg-type]
         for u in uses
     ]
 
 
-def _uses_of(uses: Iterable[pb.TierUse]) -> tuple[TierUse, ...]:
+def _uses_of(uses: Iterable[adm.TierUse]) -> tuple[TierUse, ...]:
     return tuple(TierUse(TierKind(use.tier), use.blocks, use.stored_bytes) for use in uses)
 
 
-def _totals_message(totals: Totals) -> pb.Totals:
-    return pb.Totals(
+def _totals_message(totals: Totals) -> adm.Totals:
+    return adm.Totals(
         chains=totals.chains,
         blocks=totals.blocks,
         file_bytes=totals.file_bytes,
@@ -227,5 +228,5 @@ def _totals_message(totals: Totals) -> pb.Totals:
     )
 
 
-def _totals_of(message: pb.Totals) -> Totals:
+def _totals_of(message: adm.Totals) -> Totals:
     return Totals(message.chains, message.blocks, message.file_bytes, _uses_of(message.tiers))

@@ -11,10 +11,10 @@ from concurrent.futures import Executor
 from typing import Any, Final, TypeVar
 
 from ollama_tiering.protocol import admin_messages as messages
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.sidecar.bounds import Slots
 from ollama_tiering.sidecar.refusing import abort
 from ollama_tiering.sidecar.runners import RunnerTable
-from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.listing import build_of
 
@@ -33,8 +33,8 @@ class AdministrationService:
     _runners: RunnerTable
 
     async def List(
-        self, request: pb.ListRequest, context: Context
-    ) -> AsyncIterator[pb.ListResponse]:
+        self, request: adm.ListRequest, context: Context
+    ) -> AsyncIterator[adm.ListResponse]:
         with contextlib.ExitStack() as places:
             try:
                 places.enter_context(self._tools.taken())
@@ -49,7 +49,7 @@ class AdministrationService:
             for message in messages.listing_messages(listing):
                 yield message
 
-    async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
+    async def Pin(self, request: adm.PinRequest, context: Context) -> adm.PinResponse:
         call = self._admin.unpin if request.unpin else self._admin.pin
         try:
             result = await self._threaded(lambda: call(request.id, dry_run=request.dry_run))
@@ -58,8 +58,8 @@ class AdministrationService:
         return messages.pin_message(result)
 
     async def Verify(
-        self, request: pb.VerifyRequest, context: Context
-    ) -> AsyncIterator[pb.VerifyResponse]:
+        self, request: adm.VerifyRequest, context: Context
+    ) -> AsyncIterator[adm.VerifyResponse]:
         steps = self._admin.verify(repair=request.repair)
         with contextlib.ExitStack() as places:
             try:
@@ -73,7 +73,7 @@ class AdministrationService:
                 with contextlib.suppress(ValueError):  # cancelled while a thread is in it
                     steps.close()  # type: ignore[attr-defined]
 
-    async def Remove(self, request: pb.RemoveRequest, context: Context) -> pb.RemoveResponse:
+    async def Remove(self, request: adm.RemoveRequest, context: Context) -> adm.RemoveResponse:
         try:
             selection = messages.selection_of(request.selection)
             removal = await self._threaded(
@@ -83,7 +83,7 @@ class AdministrationService:
             await abort(context, "Remove", error)
         return messages.removal_message(removal)
 
-    async def Collect(self, request: pb.CollectRequest, context: Context) -> pb.CollectResponse:
+    async def Collect(self, request: adm.CollectRequest, context: Context) -> adm.CollectResponse:
         try:
             for what, named in (("models", request.models), ("builds", request.builds)):
                 if len(named) > _MAX_NAMED:

@@ -15,6 +15,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Final
 
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.sidecar.ledger import Entry, Ledger
 from ollama_tiering.sidecar.manifests import ManifestReader, is_blob, short_name
 from ollama_tiering.store import block_store_pb2 as pb
@@ -61,7 +62,7 @@ class ModelBook:
         """What to call a model, given its file name."""
         return self.name(model) or short_name(model) or "?"
 
-    def messages(self, loaded: Collection[bytes]) -> list[pb.ModelUse]:
+    def messages(self, loaded: Collection[bytes]) -> list[adm.ModelUse]:
         """`loaded` are the namespaces of living runners."""
         return [
             self._message(namespace, one, loaded=namespace in loaded)
@@ -91,9 +92,9 @@ class ModelBook:
                     log.exception("names of models not read")
             await asyncio.sleep(_REFRESH_SECONDS)
 
-    def _message(self, namespace: bytes, one: Entry, *, loaded: bool) -> pb.ModelUse:
+    def _message(self, namespace: bytes, one: Entry, *, loaded: bool) -> adm.ModelUse:
         counts = one.counts
-        return pb.ModelUse(
+        return adm.ModelUse(
             namespace=namespace,
             model=one.model,
             name=self.name(one.model),

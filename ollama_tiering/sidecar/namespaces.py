@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store import Fields, NamespaceId
-from ollama_tiering.store import block_store_pb2 as pb
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class NamespaceUses:
         self._known: dict[NamespaceId, tuple[Fields, float]] = {}
         self._reading: asyncio.Task[None] | None = None
 
-    async def messages(self, counts: Sequence[tuple[NamespaceId, int]]) -> list[pb.NamespaceUse]:
+    async def messages(self, counts: Sequence[tuple[NamespaceId, int]]) -> list[adm.NamespaceUse]:
         """One message for each pair (namespace, blocks)."""
         now = self._clock()
         names = [name for name, _ in counts]
@@ -66,9 +66,9 @@ class NamespaceUses:
         for name, fields in zip(names, found, strict=True):
             self._known[name] = (fields, math.inf if fields else again)
 
-    def _message(self, name: NamespaceId, blocks: int) -> pb.NamespaceUse:
+    def _message(self, name: NamespaceId, blocks: int) -> adm.NamespaceUse:
         fields = dict(self._known.get(name, ((), 0.0))[0])
-        return pb.NamespaceUse(
+        return adm.NamespaceUse(
             namespace=name,
             blocks=blocks,
             model=fields.get("model", ""),

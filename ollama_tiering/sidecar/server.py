@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from ollama_tiering.config import SidecarConfig, count, format_size, state_dir
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.content.contents import Contents
@@ -59,8 +59,6 @@ from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.daemon_pool import DaemonPool
 
 log = logging.getLogger(__name__)
-
-SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["BlockStore"].full_name
 
 _IO_THREADS: Final = 8
 _GRACE_SECONDS: Final = 2.0
@@ -149,7 +147,7 @@ def _keeping_place(
 def make_entrance(guard: PeerGuard, counting: CallMetrics | None = None) -> Entrance:
     """What every call passes first; services are added to it."""
     counted = [counting.around] if counting is not None else []
-    layers = [WireFormat(SERVICE_NAME).around, *counted, RefusedRequests(SERVICE_NAME).around]
+    layers = [WireFormat(rpc.PACKAGE).around, *counted, RefusedRequests(rpc.PACKAGE).around]
     return Entrance(guard, layers)
 
 
@@ -193,17 +191,15 @@ async def _serve(
     engines = _engine_socket(config, store, contents, uses, runners)
     reading = contextlib.closing(contents)
     with _pool() as pool, Endpoint(pages, config.metrics_port), reading, engines as engine:
-        rpc.add_BlockStoreServicer_to_server(
-            BlockStoreService(store, pool, uses, runners, contents), entrance
-        )
+        rpc.add_to_server(BlockStoreService(store, pool, uses, runners, contents), entrance)
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(health_service, entrance)
-        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (*rpc.SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         # `enable_server_reflection` takes the blocking one if the server is no grpc.aio.Server.
         described = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(described, entrance)
         await server.listen()
-        for name in ("", SERVICE_NAME):
+        for name in ("", *rpc.SERVICES):
             await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
         watching = _watch_names(book, store, pool)
         counting = (uses.keep_up(pool), ledger_file.keep(pool))

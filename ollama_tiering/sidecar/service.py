@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from typing import Any, Final, TypeVar
 
 from ollama_tiering.protocol.limits import PART_BYTES
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.sidecar.administration import AdministrationService
 from ollama_tiering.sidecar.bounds import (
@@ -73,7 +73,7 @@ _OUTCOMES: Final = {
 }
 
 
-class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
+class BlockStoreService(AdministrationService):
     """All calls come on one event loop; `pool` runs what may block. `book` is what was done for
     each model (in memory only if none is given); `runners` are their last reports; `contents` is
     what is known of models' files, for all clients.
@@ -190,7 +190,7 @@ class BlockStoreService(AdministrationService, rpc.BlockStoreServicer):  # type:
         except Exception as error:
             await abort(context, "CheckFiles", error, self._seldom)
 
-    async def Stat(self, request: pb.StatRequest, context: Context) -> pb.StatResponse:
+    async def Stat(self, request: pb.StatRequest, context: Context) -> adm.StatResponse:
         try:
             report = self._store.report()
             uses = await self._uses.messages(report.namespaces)

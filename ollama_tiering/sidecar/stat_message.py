@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from ollama_tiering import __version__
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.store import ModelReport, StoreReport, TierReport
 from ollama_tiering.store import block_store_pb2 as pb
@@ -15,11 +16,11 @@ def stat_message(
     report: StoreReport,
     started_unix_seconds: int,
     runners: Sequence[pb.RunnerReport],
-    namespaces: Sequence[pb.NamespaceUse],
-    models: Sequence[pb.ModelUse],
-) -> pb.StatResponse:
+    namespaces: Sequence[adm.NamespaceUse],
+    models: Sequence[adm.ModelUse],
+) -> adm.StatResponse:
     counters = report.counters
-    return pb.StatResponse(
+    return adm.StatResponse(
         version=__version__,
         started_unix_seconds=started_unix_seconds,
         tiers=[_tier_stat(tier, report.decode_bytes_per_second) for tier in report.tiers],
@@ -44,8 +45,8 @@ def stat_message(
     )
 
 
-def _model_terms(model: ModelReport) -> pb.ModelTerms:
-    return pb.ModelTerms(
+def _model_terms(model: ModelReport) -> adm.ModelTerms:
+    return adm.ModelTerms(
         model=model.model,
         name=printable(model.terms.name),
         namespaces=model.namespaces,
@@ -57,8 +58,8 @@ def _model_terms(model: ModelReport) -> pb.ModelTerms:
     )
 
 
-def _tier_stat(tier: TierReport, decode_bytes_per_second: float) -> pb.TierStat:
-    return pb.TierStat(
+def _tier_stat(tier: TierReport, decode_bytes_per_second: float) -> adm.TierStat:
+    return adm.TierStat(
         tier=tier.kind.value,  # type: ignore[arg-type]
         directory=os.fsencode(tier.directory or ""),
         budget_bytes=tier.budget_bytes,

@@ -1,7 +1,7 @@
 """Two things about requests that are refused: those that are no valid message, and the memory of
 the others.
 
-Both apply to the calls of one service; gRPC deals with the calls of others.
+Both apply to the services of one package; gRPC deals with the calls of others.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class WireFormat:
     sees the error.
     """
 
-    def __init__(self, service_name: str) -> None:
-        self._prefix = f"/{service_name}/"
+    def __init__(self, package: str) -> None:
+        self._prefix = f"/{package}."
 
     def around(self, path: str, handler: Any) -> Any:
         plain = handler.request_deserializer is None
@@ -41,8 +41,8 @@ class RefusedRequests:
     be the outermost layer.
     """
 
-    def __init__(self, service_name: str) -> None:
-        self._prefix = f"/{service_name}/"
+    def __init__(self, package: str) -> None:
+        self._prefix = f"/{package}."
 
     def around(self, path: str, handler: Any) -> Any:
         if not path.startswith(self._prefix):

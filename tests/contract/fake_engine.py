@@ -19,9 +19,9 @@ import numpy as np
 from ollama_tiering.client.engine_client import EngineClient
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.loaded_file import LoadedFile
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.key import rows_fingerprint, tokens_to_bytes
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.block.segments import align
 
 ROW_BYTES = 16
@@ -224,6 +224,6 @@ def parts(state_bytes: int) -> list[int]:
     return [STATE_PART_BYTES] * whole + ([rest] if rest else [])
 
 
-def nothing_is_held(stat: pb.StatResponse) -> bool:
+def nothing_is_held(stat: adm.StatResponse) -> bool:
     """No lease, and nothing reserved: what becomes of a connection that has ended."""
     return not stat.open_leases and not any(tier.reserved_bytes for tier in stat.tiers)

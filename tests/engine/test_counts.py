@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.protocol.seconds_saved import Saved
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.engine.harness import Server, Sidecar, text, wait_until
@@ -26,7 +27,7 @@ def sidecar(tmp_path: Path, fast: Path, models: Path) -> Iterator[Sidecar]:
         yield running
 
 
-def adds_up(one: pb.RunnerReport | pb.ModelUse) -> None:
+def adds_up(one: pb.RunnerReport | adm.ModelUse) -> None:
     parts = one.memory_tokens + one.restored_tokens + one.recomputed_tokens
     assert parts == one.prompt_tokens
 

@@ -17,7 +17,8 @@ from typing import Any
 import grpc
 import pytest
 
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.engine.harness import Server, Sidecar, assert_same, in_memory, text, wait_until
 
@@ -25,7 +26,7 @@ TOKENS = 300
 GIVEN_UP_SECONDS = 2.5
 
 
-class Proxy(rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
+class Proxy:
     """Passes calls on. `stall` names what hangs: Get, the file that Get names, or Put."""
 
     def __init__(self, target: Path, socket: Path, fifo: Path) -> None:
@@ -36,7 +37,7 @@ class Proxy(rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
         self._channel = grpc.insecure_channel(f"unix:{target}")
         self._real = rpc.BlockStoreStub(self._channel)
         self._server = grpc.server(ThreadPoolExecutor(16))
-        rpc.add_BlockStoreServicer_to_server(self, self._server)
+        rpc.add_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{socket}")
 
     def __enter__(self) -> Proxy:
@@ -59,7 +60,7 @@ class Proxy(rpc.BlockStoreServicer):  # type: ignore[misc] # generated, untyped
     def CheckFiles(self, request: pb.CheckFilesRequest, context: Any) -> pb.CheckFilesResponse:
         return self._real.CheckFiles(request)
 
-    def Stat(self, request: pb.StatRequest, context: Any) -> pb.StatResponse:
+    def Stat(self, request: pb.StatRequest, context: Any) -> adm.StatResponse:
         return self._real.Stat(request)
 
     def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.engine_llama_server.server import Answer, LlamaServer, Starter
 from tests.sidecar import SidecarProcess
@@ -49,7 +50,7 @@ def blocks_of(rows: int) -> int:
 def wait_stored(sidecar: SidecarProcess, server: LlamaServer, blocks: int) -> None:
     """Until so many are stored, of all servers."""
 
-    def stored(stat: pb.StatResponse) -> bool:
+    def stored(stat: adm.StatResponse) -> bool:
         return sum(one.blocks for one in stat.namespaces) >= blocks
 
     sidecar.wait(stored, f"{blocks} blocks are stored\n{server.log.read_text()[-3000:]}", 30)
@@ -59,7 +60,7 @@ def report(sidecar: SidecarProcess, server: LlamaServer, requests: int) -> pb.Ru
     assert server.process is not None
     pid = server.process.pid
 
-    def told(stat: pb.StatResponse) -> bool:
+    def told(stat: adm.StatResponse) -> bool:
         return any(one.pid == pid and one.requests >= requests for one in stat.runners)
 
     stat = sidecar.wait(told, "the request is reported")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.blockfile import BlockMeta, buffer_reader, read_meta
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.engine_llama_server.server import Answer, LlamaServer, Starter, alike
 from tests.engine_llama_server.test_llama_server import WAYS, report, text
 from tests.places import TMPFS
@@ -49,7 +49,7 @@ def settled(sidecar: SidecarProcess, server: LlamaServer) -> None:
     """Until what was answered is stored: nothing more comes."""
     seen: list[int] = []
 
-    def same(stat: pb.StatResponse) -> bool:
+    def same(stat: adm.StatResponse) -> bool:
         seen.append(sum(one.blocks for one in stat.namespaces))
         return len(seen) > QUIET and seen[-1] > 0 and len(set(seen[-QUIET:])) == 1
 

@@ -20,7 +20,7 @@ import psutil
 
 from ollama_tiering.launch import block_service
 from ollama_tiering.launch.address import free_address
-from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 
 START_SECONDS = 120.0
 WAIT_SECONDS = 60.0
@@ -245,7 +245,7 @@ class Up(Server):
         children = psutil.Process(self.process.pid).children(recursive=True)
         return next(one for one in children if one.cmdline()[1:] == ["serve"])
 
-    def stat(self) -> pb.StatResponse:
+    def stat(self) -> adm.StatResponse:
         answer = block_service.ask(self.place.socket)
         assert answer is not None, self.said()
         return answer

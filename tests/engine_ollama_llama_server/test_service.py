@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.launch import block_service
-from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.systemd.units import SERVER_UNIT, SIDECAR_UNIT
 from tests.engine_ollama_llama_server.conftest import SHAPES
 from tests.engine_ollama_llama_server.servers import Place, Stock, Up, tiering
@@ -68,7 +68,7 @@ class Service(Up):
             self.sidecar.terminate()
             self.sidecar.wait(60)
 
-    def stat(self) -> pb.StatResponse:
+    def stat(self) -> adm.StatResponse:
         answer = block_service.ask(self.socket)
         assert answer is not None, self.said()
         return answer

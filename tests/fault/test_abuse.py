@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.sidecar.bounds import MAX_INLINE_GETS, MAX_PUT_STREAMS
 from ollama_tiering.sidecar.peer import MAX_CONNECTIONS
 from ollama_tiering.store.block.description import MAX_TEXT_BYTES

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tiers.directory import DESCRIPTION_NAME, LOCK_NAME, VERSION_DIRECTORY
 from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME, PROBE_PREFIX, WRITTEN_NAME
@@ -86,12 +87,12 @@ def test_a_sidecar_starts_and_serves_beside_whatever_is_planted(
             assert not stub.ReportCorrupt(corrupt, timeout=10).quarantined
             lines = [
                 line
-                for answer in stub.Verify(pb.VerifyRequest(repair=True), timeout=30)
+                for answer in stub.Verify(adm.VerifyRequest(repair=True), timeout=30)
                 for line in answer.findings
             ]
             assert {line.what for line in lines} <= {"foreign", "temporary", "quarantined"}
-            stub.Collect(pb.CollectRequest(), timeout=30)
-            stub.Pin(pb.PinRequest(id=blocks[1].key.hex()), timeout=10)
+            stub.Collect(adm.CollectRequest(), timeout=30)
+            stub.Pin(adm.PinRequest(id=blocks[1].key.hex()), timeout=10)
         store(filled, NS, [*range(8), 60, 61])
         stat = filled.wait_written()
         assert all(not tier.failures for tier in stat.tiers), stat.tiers

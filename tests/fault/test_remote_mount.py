@@ -21,7 +21,8 @@ import pytest
 
 from ollama_tiering.config import SidecarConfig
 from ollama_tiering.doctor import check_storage
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tiers.shared_directory import SharedFsTier
 from ollama_tiering.store.tools import samples
@@ -104,7 +105,7 @@ def found(stub: Any, blocks: list[samples.SampleBlock]) -> int:
     return len(answers)
 
 
-def is_resting(stat: pb.StatResponse) -> bool:
+def is_resting(stat: adm.StatResponse) -> bool:
     return bool(stat.tiers[-1].state == "resting")
 
 

@@ -10,11 +10,11 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescri
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from ollama_tiering.protocol.calls import METHODS
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.fuzz.mutations import NAMESPACE, NS, ROWS, SAMPLES, mutate, scalar
 
-SERVICE = pb.DESCRIPTOR.services_by_name["BlockStore"]
-UNARY = [method for method in SERVICE.methods if not method.client_streaming]
+UNARY = [method for method in METHODS.values() if not method.client_streaming]
 Path = tuple[FieldDescriptor, ...]
 
 RAW = [one for one in SAMPLES if one.data == one.raw and one.namespace == NAMESPACE]

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.fuzz import messages
 from tests.fuzz.campaign import Campaign, count, time_limit
@@ -73,7 +73,7 @@ def code_of(answer: Any, *, stream: bool) -> grpc.StatusCode:
 
 
 def call(channel: grpc.Channel, method: Any, request: bytes) -> grpc.StatusCode:
-    path = f"/{messages.SERVICE.full_name}/{method.name}"
+    path = f"/{rpc.BLOCK_STORE}/{method.name}"
     make = channel.unary_stream if method.server_streaming else channel.unary_unary
     send = make(path, _same, _same)
     return code_of(lambda: send(request, timeout=CALL_SECONDS), stream=method.server_streaming)
@@ -139,7 +139,7 @@ def test_no_request_does_harm(daemon: WatchedSidecar, channel: grpc.Channel) -> 
 @pytest.mark.timeout(time_limit(STREAMS))
 def test_no_stream_of_a_writer_does_harm(daemon: WatchedSidecar, channel: grpc.Channel) -> None:
     stub = rpc.BlockStoreStub(channel)
-    put = channel.stream_stream(f"/{messages.SERVICE.full_name}/Put", _same, _same)
+    put = channel.stream_stream(f"/{rpc.BLOCK_STORE}/Put", _same, _same)
     campaign = Campaign("streams", STREAMS)
     for number in campaign:
         with campaign.input(number) as rng:

@@ -1,1 +1,1 @@
-"""Generated gRPC service (scripts/gen_proto.py); its messages are in ollama_tiering.store.block.pb."""
+"""Generated messages of tools (scripts/gen_proto.py)."""

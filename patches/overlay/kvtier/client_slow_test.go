@@ -18,8 +18,8 @@ type oneBlockSidecar struct {
 	tierpb.UnimplementedBlockStoreServer
 }
 
-func (oneBlockSidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatResponse, error) {
-	return &tierpb.StatResponse{}, nil
+func (oneBlockSidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatForEngines, error) {
+	return &tierpb.StatForEngines{}, nil
 }
 
 func (oneBlockSidecar) Get(request *tierpb.GetRequest, stream tierpb.BlockStore_GetServer) error {

@@ -14,7 +14,7 @@ import (
 const unfinished = ".tmp"
 
 // noteFolders keeps the directories of the sidecar's tiers: files that it reserves lie below them.
-func (c *Client) noteFolders(stat *tierpb.StatResponse) {
+func (c *Client) noteFolders(stat *tierpb.StatForEngines) {
 	var folders []string
 	for _, tier := range stat.GetTiers() {
 		if folder := string(tier.Directory); filepath.IsAbs(folder) {

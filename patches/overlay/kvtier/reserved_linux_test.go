@@ -20,10 +20,10 @@ type namingSidecar struct {
 	path   string
 }
 
-func (s *namingSidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatResponse, error) {
+func (s *namingSidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatForEngines, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return &tierpb.StatResponse{Tiers: []*tierpb.TierStat{{Directory: []byte("/other")}, {Directory: []byte(s.folder)}, {}}}, nil
+	return &tierpb.StatForEngines{Tiers: []*tierpb.TierFolder{{Directory: []byte("/other")}, {Directory: []byte(s.folder)}, {}}}, nil
 }
 
 func (s *namingSidecar) Put(stream tierpb.BlockStore_PutServer) error {

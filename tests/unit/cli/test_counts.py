@@ -11,6 +11,7 @@ import ollama_tiering
 from ollama_tiering.cli import status
 from ollama_tiering.config import GIB, SidecarConfig, agreeing, count, format_size, load, parse_size
 from ollama_tiering.errors import ConfigError
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.report import LeftOver
 from tests.unit.cli.test_main import invoke
@@ -29,13 +30,13 @@ def test_one_of_a_thing_is_singular_and_thousands_are_separated() -> None:
 
 
 def test_status_speaks_of_one_thing_as_of_one() -> None:
-    tier = pb.TierStat(tier=pb.TIER_LOCAL, blocks=1, sidecars=1, budget_bytes=1)
+    tier = adm.TierStat(tier=pb.TIER_LOCAL, blocks=1, sidecars=1, budget_bytes=1)
     runner = pb.RunnerReport(
         pid=5, tiered=True, requests=1, prompt_tokens=1, failures=1, memory_short_tokens=1234
     )
     runner.last_request.prompt_tokens = 1
     runner.shortfalls.add(reason=pb.SHORTFALL_ENDS, requests=1, tokens=1)
-    answer = pb.StatResponse(
+    answer = adm.StatResponse(
         has_calls=1000, asked_tokens=77824, matched_tokens=38800, queued_demotions=1
     )
     answer.tiers.append(tier)
@@ -49,7 +50,7 @@ def test_status_speaks_of_one_thing_as_of_one() -> None:
     assert "1 token of 1 request: " in text
     assert "1,234 of the recomputed tokens" in text
     assert not re.search(r"(?<![\d,.])1 [a-z]+( [a-z]+)?s\b(?! [a-z])", text), text
-    one = pb.StatResponse(has_calls=1, asked_tokens=1)
+    one = adm.StatResponse(has_calls=1, asked_tokens=1)
     assert "0 of 1 prompt token was in the store" in "\n".join(status._lines(Path("/s"), one))
 
 
@@ -97,9 +98,9 @@ def test_a_budget_in_decimal_units_is_shown_so_where_it_is_used(
     out = capsys.readouterr().out
     assert "1.0 GB  (environment" in out
     assert "50.0 GB  (default)" in out
-    tier = pb.TierStat(tier=pb.TIER_LOCAL, budget_bytes=10**9, daily_write_bytes=50 * 10**9)
+    tier = adm.TierStat(tier=pb.TIER_LOCAL, budget_bytes=10**9, daily_write_bytes=50 * 10**9)
     tier.surveyed = True
-    text = "\n".join(status._lines(Path("/s"), pb.StatResponse(tiers=[tier])))
+    text = "\n".join(status._lines(Path("/s"), adm.StatResponse(tiers=[tier])))
     assert "0 B of 1.0 GB" in text
     assert "written today (UTC) 0 B of 50.0 GB" in text
 

@@ -12,7 +12,7 @@ import pytest
 from ollama_tiering import cli
 from ollama_tiering.client.admin_client import SidecarAdministration
 from ollama_tiering.models import vocab
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.parting import AFTER_TOKENS, BEFORE_TOKENS

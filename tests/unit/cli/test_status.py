@@ -12,6 +12,7 @@ import pytest
 
 from ollama_tiering.cli import status
 from ollama_tiering.config import MemoryLimit
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.sidecar.ollama_models import blob, name_model
 
@@ -30,7 +31,7 @@ def test_attention_on_the_cpu_is_told_of_tiered_and_other_runners_alike() -> Non
     tiered = pb.RunnerReport(pid=1, model="m", tiered=True, cpu_attention=said)
     other = pb.RunnerReport(pid=2, model="m", reason="sliding window", cpu_attention="stock")
     on_gpu = pb.RunnerReport(pid=3, model="m", tiered=True)
-    answer = pb.StatResponse(version="1", runners=[tiered, other, on_gpu])
+    answer = adm.StatResponse(version="1", runners=[tiered, other, on_gpu])
     lines = list(status._lines(Path("s"), answer))
     told = [line for line in lines if "attention" in line]
     assert told == [f"  attention on the CPU: {said}", "  attention on the CPU: stock"]
@@ -41,7 +42,7 @@ def test_attention_on_the_cpu_is_told_of_tiered_and_other_runners_alike() -> Non
 def test_what_was_not_read_for_lack_of_memory_is_told() -> None:
     short = pb.RunnerReport(pid=1, model="m", tiered=True, memory_short_tokens=4096)
     other = pb.RunnerReport(pid=2, model="m", tiered=True)
-    answer = pb.StatResponse(version="1", runners=[short, other])
+    answer = adm.StatResponse(version="1", runners=[short, other])
     told = [line for line in status._lines(Path("s"), answer) if "memory was" in line]
     assert told == [
         "  4,096 of the recomputed tokens were stored: too little memory was available to read them"
@@ -64,7 +65,7 @@ def test_where_k_and_v_lie_is_told_of_tiered_and_other_runners_alike() -> None:
         pb.RunnerReport(pid=3, model="m", tiered=True, cache_memory=pb.CacheMemory()),
         pb.RunnerReport(pid=4, model="m", tiered=True),
     ]
-    answer = pb.StatResponse(version="1", runners=runners)
+    answer = adm.StatResponse(version="1", runners=runners)
     told = [line for line in status._lines(Path("s"), answer) if "K/V" in line]
     assert told == [
         "  K/V: 1 layer (128.0 MiB) in GPU memory, "
@@ -94,7 +95,7 @@ def test_what_of_paged_layers_a_gpu_has_as_well_is_told() -> None:
         device_layers=1, device_bytes=4 << 20, pinned_layers=7, pinned_bytes=28 << 20
     )
     memory.mirrored_bytes = 3 << 20
-    answer = pb.StatResponse(runners=[pb.RunnerReport(pid=1, tiered=True, cache_memory=memory)])
+    answer = adm.StatResponse(runners=[pb.RunnerReport(pid=1, tiered=True, cache_memory=memory)])
     told = [line for line in status._lines(Path("s"), answer) if "K/V" in line]
     assert told == [
         "  K/V: 1 layer (4.0 MiB) in GPU memory, 7 layers (28.0 MiB) paged, "
@@ -106,7 +107,7 @@ def test_what_of_paged_layers_a_gpu_has_as_well_is_told() -> None:
 
 def test_paged_layers_that_are_not_copied_ahead_are_told() -> None:
     memory = pb.CacheMemory(pinned_layers=8, pinned_bytes=1 << 30, in_turn=True)
-    answer = pb.StatResponse(runners=[pb.RunnerReport(pid=1, tiered=True, cache_memory=memory)])
+    answer = adm.StatResponse(runners=[pb.RunnerReport(pid=1, tiered=True, cache_memory=memory)])
     told = [line for line in status._lines(Path("s"), answer) if "K/V" in line]
     assert told == [
         "  K/V: 8 layers (1.0 GiB) paged, in pinned memory of the system, "
@@ -114,18 +115,18 @@ def test_paged_layers_that_are_not_copied_ahead_are_told() -> None:
     ]
 
 
-def use(namespace: bytes, model: str, name: str = "", **more: Any) -> pb.ModelUse:
+def use(namespace: bytes, model: str, name: str = "", **more: Any) -> adm.ModelUse:
     counts = {"requests": 3, "prompt_tokens": 1900, "memory_tokens": 400, "restored_tokens": 1000}
     counts |= {"recomputed_tokens": 500}
     times = {"since_unix_seconds": 86400 * 365, "last_used_unix_seconds": 86400 * 366}
-    return pb.ModelUse(namespace=namespace, model=model, name=name, **counts | times | more)
+    return adm.ModelUse(namespace=namespace, model=model, name=name, **counts | times | more)
 
 
 MEASURED = {"prefill_tokens": 2000, "prefill_seconds": 20.0, "restore_seconds": 0.5}
 
 
 def test_what_was_done_for_a_model_is_told_by_name_when_it_is_not_loaded_too() -> None:
-    answer = pb.StatResponse(
+    answer = adm.StatResponse(
         version="1",
         runners=[pb.RunnerReport(pid=5, model=blob(2), tiered=True)],
         model_uses=[
@@ -162,15 +163,15 @@ def test_what_was_done_for_a_model_is_told_by_name_when_it_is_not_loaded_too() -
 
 
 def test_after_an_unload_no_model_is_loaded_before_the_first_none_has_reported() -> None:
-    used = pb.StatResponse(version="1", model_uses=[use(b"a", "m")])
+    used = adm.StatResponse(version="1", model_uses=[use(b"a", "m")])
     assert list(status._lines(Path("s"), used))[-1] == "runners: no model is loaded"
-    fresh = pb.StatResponse(version="1")
+    fresh = adm.StatResponse(version="1")
     assert list(status._lines(Path("s"), fresh))[-1] == "runners: none has reported"
 
 
 def test_two_engines_of_one_model_are_one_and_each_saves_at_its_own_speed() -> None:
     uses = [use(b"a", blob(1), **MEASURED), use(b"b", blob(1), **MEASURED | {"prefill_seconds": 2})]
-    answer = pb.StatResponse(version="1", model_uses=uses)
+    answer = adm.StatResponse(version="1", model_uses=uses)
     lines = [line for line in status._lines(Path("s"), answer) if "saved" in line]
     assert [line.split(":")[0] for line in lines] == ["  saved 10 s"]
 
@@ -182,7 +183,7 @@ def test_a_name_the_sidecar_does_not_know_is_looked_for_here(
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     runners = [pb.RunnerReport(pid=5, model=blob(1), tiered=True), pb.RunnerReport(pid=6)]
     unknown = [use(b"b", blob(2)), use(b"c", "made.gguf", last_used_unix_seconds=1e300)]
-    answer = pb.StatResponse(version="1", runners=runners, model_uses=unknown)
+    answer = adm.StatResponse(version="1", runners=runners, model_uses=unknown)
     text = "\n".join(status._lines(Path("s"), answer))
     assert "runner 5 mine:latest: tiered" in text
     assert "runner 6 ?: not tiered" in text
@@ -193,7 +194,7 @@ def test_a_name_the_sidecar_does_not_know_is_looked_for_here(
 
 
 def test_a_limit_of_the_sidecars_memory_group_is_said_and_of_the_machine_is_not() -> None:
-    answer = pb.StatResponse(version="1")
+    answer = adm.StatResponse(version="1")
     limit = MemoryLimit(500_000_000, Path("/sys/fs/cgroup/memory.max"))
     told = "  memory at most 500.0 MB (/sys/fs/cgroup/memory.max)"
     assert [line for line in status._lines(Path("s"), answer, limit) if "memory" in line] == [told]

@@ -5,20 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from ollama_tiering.cli import status
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 
 def test_a_runner_whose_model_is_kept_out_says_so_and_what_is_left_is_counted() -> None:
-    answer = pb.StatResponse(
+    answer = adm.StatResponse(
         version="1",
         runners=[
             pb.RunnerReport(pid=1, model="m", tiered=True, namespace=b"a"),
             pb.RunnerReport(pid=2, model="n", tiered=True, namespace=b"b"),
         ],
         model_terms=[
-            pb.ModelTerms(name="m:1", namespaces=[b"a"], refusal="a rule", local_bytes=2048),
-            pb.ModelTerms(model="sha256-0123456789abcdef", namespaces=[b"b"], remote_bytes=1024),
-            pb.ModelTerms(model="a-model-of-llama-server.gguf", refusal="a rule"),
+            adm.ModelTerms(name="m:1", namespaces=[b"a"], refusal="a rule", local_bytes=2048),
+            adm.ModelTerms(model="sha256-0123456789abcdef", namespaces=[b"b"], remote_bytes=1024),
+            adm.ModelTerms(model="a-model-of-llama-server.gguf", refusal="a rule"),
         ],
     )
     lines = list(status._lines(Path("s"), answer))

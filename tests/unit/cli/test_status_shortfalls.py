@@ -10,6 +10,7 @@ import pytest
 
 from ollama_tiering.cli import status
 from ollama_tiering.cli.status_shortfalls import WORDS
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.protocol.shortfalls import name
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
@@ -19,7 +20,7 @@ OPERATIONS = Path(__file__).parents[3] / "docs/operations.md"
 def told(**more: Any) -> tuple[list[str], dict[str, Any]]:
     """The lines of one runner, and its part of the document."""
     runner = pb.RunnerReport(pid=5, model="m", tiered=True, engine="ollama-go/0.16.3+12", **more)
-    answer = pb.StatResponse(version="1", runners=[runner])
+    answer = adm.StatResponse(version="1", runners=[runner])
     lines = list(status._lines(Path("s"), answer))
     document = status._document(Path("s"), answer)
     json.dumps(document, allow_nan=False)
@@ -124,7 +125,7 @@ def test_the_next_turn_of_a_chat_does_not_read_as_a_fault() -> None:
 
 def test_a_model_that_is_not_tiered_has_its_reason_and_its_engine() -> None:
     runner = pb.RunnerReport(pid=5, model="m", reason="sliding window", engine="ollama-go/0.16.3")
-    answer = pb.StatResponse(version="1", runners=[runner])
+    answer = adm.StatResponse(version="1", runners=[runner])
     assert list(status._lines(Path("s"), answer))[-2:] == [
         "runner 5 m: not tiered: sliding window",
         "  engine: ollama-go/0.16.3",

@@ -16,7 +16,7 @@ import pytest
 from ollama_tiering import cli
 from ollama_tiering.launch.address import Address
 from ollama_tiering.launch.record import UpRecord, hold
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import VERSION_DIRECTORY, FsTier

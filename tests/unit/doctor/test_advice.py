@@ -18,7 +18,7 @@ from ollama_tiering.config.environment import KNOWN, unknown
 from ollama_tiering.doctor import check_running
 from ollama_tiering.launch.address import free_address
 from ollama_tiering.launch.record import UpRecord, hold
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_every_variable_that_something_reads_is_known() -> None:
 
 
 def of_another_version() -> str:
-    return check_running._sidecar(Path("/x"), pb.StatResponse(version="0.0.9")).cure
+    return check_running._sidecar(Path("/x"), adm.StatResponse(version="0.0.9")).cure
 
 
 def test_a_sidecar_of_up_is_ended_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

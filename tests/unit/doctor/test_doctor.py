@@ -20,6 +20,7 @@ from ollama_tiering.launch.address import free_address, parse_address
 from ollama_tiering.launch.record import UpRecord, hold
 from ollama_tiering.patchset import gpu_libraries, stock, tools
 from ollama_tiering.patchset.report import Report
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tiers import stores_seen
 from tests.contract.lacking import LackingFileSystem
@@ -344,10 +345,10 @@ def test_the_remote_tier_is_looked_at(place: Path) -> None:
 
 def test_a_tier_that_rests_is_warned_of() -> None:
     tiers = [
-        pb.TierStat(tier=pb.TIER_RAM, state="ok"),
-        pb.TierStat(tier=pb.TIER_REMOTE, directory=b"/nfs", state="resting", failures={"EIO": 3}),
+        adm.TierStat(tier=pb.TIER_RAM, state="ok"),
+        adm.TierStat(tier=pb.TIER_REMOTE, directory=b"/nfs", state="resting", failures={"EIO": 3}),
     ]
-    (check,) = check_running._tiers(pb.StatResponse(tiers=tiers))
+    (check,) = check_running._tiers(adm.StatResponse(tiers=tiers))
     assert check.state is CheckState.WARN
     assert "/nfs failed (3 EIO)" in check.finding
 

@@ -24,7 +24,7 @@ from ollama_tiering.patchset.report import Report
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import EngineFailure, Kind
 from ollama_tiering.protocol.engine.wire import VERSION, frame
-from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from tests.places import short_directory
 from tests.sidecar import SidecarProcess
 
@@ -93,8 +93,8 @@ class FakeService:
     child = None
     given_up = False
 
-    def ensure(self, _interrupted: Any) -> pb.StatResponse:
-        return pb.StatResponse(version="0.1.0")
+    def ensure(self, _interrupted: Any) -> adm.StatResponse:
+        return adm.StatResponse(version="0.1.0")
 
     def why_not(self, error: Exception) -> str:
         return str(error)
@@ -103,7 +103,7 @@ class FakeService:
         self.given_up = True
 
 
-def started(request: UpRequest, service: Any) -> pb.StatResponse | None:
+def started(request: UpRequest, service: Any) -> adm.StatResponse | None:
     return up._start_sidecar(request, service, None, Interrupts(), Report(quiet=True))
 
 
@@ -142,7 +142,7 @@ def test_the_go_engine_needs_no_engine_socket(root: Path) -> None:
 def test_a_sidecar_that_does_not_start_is_another_line(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> pb.StatResponse:
+    def fail(*_: Any) -> adm.StatResponse:
         raise ServiceError("it does not start")
 
     monkeypatch.setattr(FakeService, "ensure", fail)

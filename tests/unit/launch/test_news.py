@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.launch import news
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.sidecar.ollama_models import blob, name_model
 
@@ -16,8 +17,8 @@ NOT = pb.RunnerReport(pid=2, model="sha256-" + "fedcba9876543210" * 4, reason="e
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> list[pb.StatResponse | None]:
-    given: list[pb.StatResponse | None] = []
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[adm.StatResponse | None]:
+    given: list[adm.StatResponse | None] = []
     monkeypatch.setattr(news, "ask", lambda _socket: given.pop(0))
     monkeypatch.setattr(news.psutil, "Process", Runner)
     monkeypatch.setattr(news, "models_dirs", lambda first: [first] if first else [])
@@ -37,8 +38,8 @@ class Runner:
 def test_each_runner_is_told_of_once(answers) -> None:
     said: list[str] = []
     look = news.RunnerNews(Path("s"), said.append, SERVER)
-    both = pb.StatResponse(runners=[TIERED, NOT])
-    answers += [pb.StatResponse(runners=[TIERED]), both, both]
+    both = adm.StatResponse(runners=[TIERED, NOT])
+    answers += [adm.StatResponse(runners=[TIERED]), both, both]
     for _ in range(3):
         look()
     assert said == [
@@ -50,7 +51,7 @@ def test_each_runner_is_told_of_once(answers) -> None:
 def test_exact_attention_is_part_of_the_news(answers) -> None:
     said: list[str] = []
     report = pb.RunnerReport(pid=1, model="m", tiered=True, cpu_attention="exact (avx512)")
-    answers.append(pb.StatResponse(runners=[report]))
+    answers.append(adm.StatResponse(runners=[report]))
     news.RunnerNews(Path("s"), said.append, SERVER)()
     assert said == ["model m loaded, is tiered, attention exact (avx512)"]
 
@@ -59,8 +60,11 @@ def test_a_model_that_a_rule_keeps_out_is_news(answers) -> None:
     said: list[str] = []
     report = pb.RunnerReport(pid=1, model="m", tiered=True, namespace=b"n")
     other = pb.RunnerReport(pid=2, model="o", tiered=True, namespace=b"o")
-    terms = [pb.ModelTerms(namespaces=[b"n"], refusal="a rule"), pb.ModelTerms(namespaces=[b"o"])]
-    answers.append(pb.StatResponse(runners=[report, other], model_terms=terms))
+    terms = [
+        adm.ModelTerms(namespaces=[b"n"], refusal="a rule"),
+        adm.ModelTerms(namespaces=[b"o"]),
+    ]
+    answers.append(adm.StatResponse(runners=[report, other], model_terms=terms))
     news.RunnerNews(Path("s"), said.append, SERVER)()
     assert said == ["model m loaded, is not stored: a rule", "model o loaded, is tiered"]
 
@@ -68,7 +72,11 @@ def test_a_model_that_a_rule_keeps_out_is_news(answers) -> None:
 def test_a_sidecar_that_does_not_answer_is_no_news(answers) -> None:
     said: list[str] = []
     look = news.RunnerNews(Path("s"), said.append, SERVER)
-    answers += [pb.StatResponse(runners=[TIERED]), None, pb.StatResponse(runners=[TIERED])]
+    answers += [
+        adm.StatResponse(runners=[TIERED]),
+        None,
+        adm.StatResponse(runners=[TIERED]),
+    ]
     for _ in range(3):
         look()
     assert len(said) == 1
@@ -78,7 +86,7 @@ def test_a_model_loaded_again_is_told_again(answers) -> None:
     said: list[str] = []
     look = news.RunnerNews(Path("s"), said.append, SERVER)
     again = pb.RunnerReport(pid=3, model=TIERED.model, tiered=True)
-    answers += [pb.StatResponse(runners=[TIERED]), pb.StatResponse(runners=[again])]
+    answers += [adm.StatResponse(runners=[TIERED]), adm.StatResponse(runners=[again])]
     look()
     look()
     assert len(said) == 2
@@ -88,7 +96,7 @@ def test_the_model_has_its_name_from_the_servers_models_directory(answers, tmp_p
     said: list[str] = []
     name_model(tmp_path, "qwen3:0.6b", blob(1))
     reports = [pb.RunnerReport(pid=n, model=blob(n), tiered=True) for n in (1, 2)]
-    answers.append(pb.StatResponse(runners=reports))
+    answers.append(adm.StatResponse(runners=reports))
     news.RunnerNews(Path("s"), said.append, SERVER, tmp_path)()
     assert said == ["model qwen3:0.6b loaded, is tiered", "model 000000000000 loaded, is tiered"]
 
@@ -96,15 +104,15 @@ def test_the_model_has_its_name_from_the_servers_models_directory(answers, tmp_p
 def test_of_another_servers_models_nothing_is_said(answers) -> None:
     said: list[str] = []
     theirs = pb.RunnerReport(pid=100, model="m", tiered=True)
-    answers.append(pb.StatResponse(runners=[theirs, TIERED]))
+    answers.append(adm.StatResponse(runners=[theirs, TIERED]))
     news.RunnerNews(Path("s"), said.append, SERVER)()
     assert said == ["model 0123456789ab loaded, is tiered"]
 
 
 def test_whose_a_runner_is_the_system_says(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    mine = pb.StatResponse(runners=[pb.RunnerReport(pid=os.getpid(), model="m", tiered=True)])
-    gone = pb.StatResponse(runners=[pb.RunnerReport(pid=1 << 30, model="m", tiered=True)])
+    mine = adm.StatResponse(runners=[pb.RunnerReport(pid=os.getpid(), model="m", tiered=True)])
+    gone = adm.StatResponse(runners=[pb.RunnerReport(pid=1 << 30, model="m", tiered=True)])
     for answer, server in ((mine, os.getppid()), (mine, os.getpid()), (gone, os.getppid())):
         monkeypatch.setattr(news, "ask", lambda _socket, answer=answer: answer)
         news.RunnerNews(Path("s"), said.append, server)()

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from tests.contract.fake_engine import FakeEngine
 from tests.places import short_directory
 from tests.sidecar import SidecarProcess

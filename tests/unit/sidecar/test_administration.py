@@ -14,7 +14,8 @@ import pytest
 from ollama_tiering.client.admin_client import SidecarAdministration
 from ollama_tiering.errors import ServiceError, TieringError, UsageError
 from ollama_tiering.protocol import admin_messages as messages
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.tiers.contract import TierKind
@@ -48,24 +49,24 @@ def refusal(call: Any) -> grpc.RpcError:
 @pytest.mark.parametrize(
     "selection",
     [
-        pb.Selection(ids=["zz"]),
-        pb.Selection(ids=["../../etc/passwd"]),
-        pb.Selection(ids=["00000000"]),
-        pb.Selection(ids=[""]),
-        pb.Selection(ids=["0" * 100_000]),
-        pb.Selection(ids=["abcd"] * (messages.MAX_IDS + 1)),
-        pb.Selection(older_than_seconds=-1),
-        pb.Selection(older_than_seconds=math.nan),
-        pb.Selection(older_than_seconds=math.inf),
-        pb.Selection(tier=77),  # type: ignore[arg-type]
+        adm.Selection(ids=["zz"]),
+        adm.Selection(ids=["../../etc/passwd"]),
+        adm.Selection(ids=["00000000"]),
+        adm.Selection(ids=[""]),
+        adm.Selection(ids=["0" * 100_000]),
+        adm.Selection(ids=["abcd"] * (messages.MAX_IDS + 1)),
+        adm.Selection(older_than_seconds=-1),
+        adm.Selection(older_than_seconds=math.nan),
+        adm.Selection(older_than_seconds=math.inf),
+        adm.Selection(tier=77),  # type: ignore[arg-type]
     ],
 )
 def test_a_selection_that_makes_no_sense_is_an_invalid_argument(
-    stub: Any, selection: pb.Selection
+    stub: Any, selection: adm.Selection
 ) -> None:
     for call in (
-        lambda: list(stub.List(pb.ListRequest(selection=selection), timeout=10)),
-        lambda: stub.Remove(pb.RemoveRequest(selection=selection), timeout=10),
+        lambda: list(stub.List(adm.ListRequest(selection=selection), timeout=10)),
+        lambda: stub.Remove(adm.RemoveRequest(selection=selection), timeout=10),
     ):
         error: Any = refusal(call)
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -73,7 +74,7 @@ def test_a_selection_that_makes_no_sense_is_an_invalid_argument(
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
 def test_a_collection_over_a_senseless_time_is_refused(stub: Any, seconds: float) -> None:
-    request = pb.CollectRequest(older_than_seconds=seconds)
+    request = adm.CollectRequest(older_than_seconds=seconds)
     error: Any = refusal(lambda: stub.Collect(request, timeout=10))
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -127,13 +128,13 @@ def test_many_lines_come_in_several_messages(stub: Any) -> None:
     wanted = {
         put(stub, [5000 + number])[0].key for number in range(messages.LINES_PER_MESSAGE + 20)
     }
-    head, *rest = stub.List(pb.ListRequest(selection=pb.Selection(model="administr")), timeout=30)
+    head, *rest = stub.List(adm.ListRequest(selection=adm.Selection(model="administr")), timeout=30)
     lines = [line for message in rest for line in message.chains]
     assert head.head.lines == len(lines)
     assert len(rest) >= 2
     assert wanted <= {line.key for line in lines}
     ids = [key.hex() for key in wanted]
-    removed = stub.Remove(pb.RemoveRequest(selection=pb.Selection(ids=ids)), timeout=60)
+    removed = stub.Remove(adm.RemoveRequest(selection=adm.Selection(ids=ids)), timeout=60)
     assert removed.blocks == len(wanted)
 
 
@@ -168,7 +169,7 @@ def test_verification_beside_clients_finds_nothing_and_stops_when_cancelled(
             assert steps[-1].done_blocks > 100
             assert [found for step in steps for found in step.findings] == []
         for _ in range(5):
-            answers = stub.Verify(pb.VerifyRequest(), timeout=30)
+            answers = stub.Verify(adm.VerifyRequest(), timeout=30)
             next(answers)
             answers.cancel()
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.sidecar.alive import Alive, status_line
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.sidecar import SidecarProcess

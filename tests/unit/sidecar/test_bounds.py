@@ -11,10 +11,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.protocol.statuses import ClientTooSlow
 from ollama_tiering.sidecar.administration import AdministrationService
 from ollama_tiering.sidecar.bounds import Slots, in_seconds, received, sent
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.values import VerifyStep
@@ -71,8 +71,8 @@ def test_a_place_is_free_again_when_its_call_ends() -> None:
 
 
 def test_an_unread_verification_keeps_its_place_until_the_client_has_gone() -> None:
-    def begun(service: Service, context: FakeContext) -> AsyncIterator[pb.VerifyResponse]:
-        return service.Verify(pb.VerifyRequest(), context)
+    def begun(service: Service, context: FakeContext) -> AsyncIterator[adm.VerifyResponse]:
+        return service.Verify(adm.VerifyRequest(), context)
 
     async def scenario(service: Service) -> None:
         unread = begun(service, FakeContext())

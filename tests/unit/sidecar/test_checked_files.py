@@ -18,9 +18,9 @@ import pytest
 from ollama_tiering.client.block_client import BlockClient
 from ollama_tiering.client.engine_client import EngineRefused
 from ollama_tiering.errors import ServiceError
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.loaded_file import LoadedFile
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples

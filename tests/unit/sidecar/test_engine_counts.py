@@ -9,8 +9,8 @@ import pytest
 
 from ollama_tiering.client.admin_client import SidecarAdministration
 from ollama_tiering.protocol.engine import messages as m
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.key import tokens_to_bytes
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.values import Selection
 from tests.contract.fake_engine import FakeEngine, prompt
 from tests.sidecar import SidecarProcess
@@ -32,7 +32,7 @@ def counted(tmp_path: Path) -> Iterator[SidecarProcess]:
 
 
 def counts(daemon: SidecarProcess) -> tuple[int, int, int, int]:
-    stat: pb.StatResponse = daemon.stat()
+    stat: adm.StatResponse = daemon.stat()
     with SidecarAdministration(daemon.socket) as admin:
         (chain,) = admin.listing(Selection()).chains
     return stat.has_calls, stat.asked_tokens, stat.matched_tokens, chain.hits

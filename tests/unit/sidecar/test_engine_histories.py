@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ollama_tiering.client.engine_client import EngineRefused
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.protocol.engine import messages as m
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.block.key import block_key, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.sidecar import ledger_file
 from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.ledger_file import FILE_NAME, LedgerFile, held

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from ollama_tiering.cli import cli
 from ollama_tiering.client import BlockClient, Namespace
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.block.key import LayerSpec
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.places import short_directory

@@ -19,7 +19,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ollama_tiering import __version__
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.endpoint import Endpoint
 from ollama_tiering.sidecar.metrics import label, make_registry, metrics_page

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.sidecar.peer import MAX_CONNECTIONS, PeerGuard
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.places import short_directory
@@ -25,7 +25,7 @@ NOBODY = 65534
 AS_OTHER_USER = f"""
 import os, socket, sys
 import grpc
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 path = sys.argv[1]
 channel = grpc.insecure_channel("unix:" + path)

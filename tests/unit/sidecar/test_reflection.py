@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 
-from ollama_tiering.sidecar.server import SERVICE_NAME
+from ollama_tiering.protocol.calls import BLOCK_STORE, SERVICES
 from tests.sidecar import SidecarProcess
 from tests.unit.sidecar.scrape import MeteredSidecar, of_port
 
@@ -32,11 +32,11 @@ def test_services_and_their_methods_are_described(daemon: SidecarProcess) -> Non
     with daemon.channel() as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         assert set(database.get_services()) == {
-            SERVICE_NAME,
+            *SERVICES,
             "grpc.health.v1.Health",
             "grpc.reflection.v1alpha.ServerReflection",
         }
-        service = DescriptorPool(database).FindServiceByName(SERVICE_NAME)
+        service = DescriptorPool(database).FindServiceByName(BLOCK_STORE)
         assert {"Has", "Get", "Put", "Stat"} <= {method.name for method in service.methods}
         fields = service.methods_by_name["Has"].input_type.fields_by_name
         assert "block_tokens" in fields

@@ -13,7 +13,7 @@ import pytest
 
 from ollama_tiering.config import ModelRule, SidecarConfig, load_sidecar
 from ollama_tiering.errors import ConfigError
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.sidecar import logs
 from ollama_tiering.sidecar.reload import Reloader
 from ollama_tiering.store.tiers.contract import TierKind

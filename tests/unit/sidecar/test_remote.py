@@ -14,7 +14,8 @@ import grpc
 import pytest
 
 from ollama_tiering.client import BlockClient
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tools import samples
@@ -41,7 +42,7 @@ def sidecar(root: Path, name: str, encoding: str = "none", **options: Any) -> Si
     return SidecarProcess(root / name, env=env, **{"ram_gb": 0.02, "local_gb": 0, **options})
 
 
-def remote(stat: pb.StatResponse) -> pb.TierStat:
+def remote(stat: adm.StatResponse) -> adm.TierStat:
     assert stat.tiers[-1].tier == pb.TIER_REMOTE
     return stat.tiers[-1]
 

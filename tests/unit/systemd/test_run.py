@@ -17,7 +17,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.sidecar.manager import Manager, is_ping
 from tests.unit.systemd.conftest import Machine
@@ -65,9 +66,11 @@ class StandIn:
         output, _ = self.process.communicate(timeout=int(self._unit["Service"]["TimeoutStopSec"]))
         return self.process.returncode, output
 
-    def stat(self) -> pb.StatResponse:
+    def stat(self) -> adm.StatResponse:
         with grpc.insecure_channel(f"unix:{self.socket}") as channel:
-            answer: pb.StatResponse = rpc.BlockStoreStub(channel).Stat(pb.StatRequest(), timeout=10)
+            answer: adm.StatResponse = rpc.BlockStoreStub(channel).Stat(
+                pb.StatRequest(), timeout=10
+            )
         return answer
 
 

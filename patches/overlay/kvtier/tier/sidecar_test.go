@@ -138,8 +138,8 @@ func (s *sidecar) change(t *testing.T, tier *Tier, block, row, segment int) {
 	}
 }
 
-func (s *sidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatResponse, error) {
-	return &tierpb.StatResponse{Tiers: []*tierpb.TierStat{{Directory: []byte(s.dir)}}, ByRows: !s.older}, nil
+func (s *sidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatForEngines, error) {
+	return &tierpb.StatForEngines{Tiers: []*tierpb.TierFolder{{Directory: []byte(s.dir)}}, ByRows: !s.older}, nil
 }
 
 // CheckFiles says what content does, or that all is sound.

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ollama_tiering import cli
-from ollama_tiering.protocol.pb import block_store_pb2_grpc as rpc
+from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.block.blockfile import read_meta, verify_payload
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.key import (
