@@ -136,9 +136,9 @@ RECORDS = (
            "its own second quarter", "python -m measure.store --only scale --soak 30", 40),
     Record("store-index.md", "a start of the store with the index of its local tier",
            "the same start without it; a plain program that reads every header",
-           "python -m measure.store --only index", 5),
+           "python -m measure.store --only index", 5, settled="081bb58"),
     Record("store-encoding.md", "encodings of stored blocks", "raw rows",
-           "python -m measure.store --only encoding", 5),
+           "python -m measure.store --only encoding", 5, settled="081bb58"),
     Record("encoding.md", "encodings of K/V rows, more of them", "raw rows; memcpy",
            "scripts/bench_encoding.py --trained build/trained.npz", 5, settled="6b62c8c"),
     Record("first-run.md", "a fresh clone: first help, demo, build, up", "the bounds in the table",
@@ -207,7 +207,8 @@ def index() -> str:
         *rows,
         "",
         "A command with a commit behind it is of a program that went, its question settled; that",
-        "commit has it in its `scripts`, and `train_tiny.py`, which made `build/trained.npz`.",
+        "commit has it: those of 6b62c8c in its `scripts`, with `train_tiny.py`, which made",
+        "`build/trained.npz`.",
         f"`{LLAMA_SERVER}` comes from `make llama-server FOLDER={LLAMA_SERVER}`.",
     ]
     return "\n".join(lines) + "\n"

@@ -8,13 +8,12 @@ import click
 
 from measure.running import main
 from measure.sections import Measured, sections
-from measure.store import index_at_start, looking_up, restoring, scale, storing, weather
-from ollama_tiering import extras
+from measure.store import looking_up, restoring, scale, storing, weather
 from ollama_tiering.config import default_local_dir
 from ollama_tiering.errors import UsageError
 from ollama_tiering.patchset.report import Report
 
-_PARTS = ("restore", "put", "lookup", "scale", "index", "encoding", "weather")
+_PARTS = ("restore", "put", "lookup", "scale", "weather")
 
 
 @click.command()
@@ -64,15 +63,12 @@ def store(
     files: int,
     soak: float,
 ) -> Measured:
-    """Measure the store by itself: restoring, storing, looking up, encodings, failing disks.
+    """Measure the store by itself: restoring, storing, looking up, failing disks.
 
     Each figure is compared with what this machine can do without the store, measured in between.
     What the benchmark writes lies in directories of its own and is removed at the end. The part
     `weather` is a remote tier that hangs.
     """
-    if "encoding" in parts:
-        extras.need("models")
-        from measure.store import encodings
     sizes, whole = [mib << 20 for mib in _sizes(block_mb)], mb << 20
     disk = directory or _disk_of_the_local_tier()
 
@@ -84,8 +80,6 @@ def store(
         "put": lambda: storing.measure(disk, sizes, whole, say),
         "lookup": lambda: looking_up.measure(records, say),
         "scale": lambda: scale.measure(disk, files, soak, say),
-        "index": lambda: index_at_start.measure(disk, files, say),
-        "encoding": lambda: encodings.measure(say),
         "weather": lambda: weather.measure(disk, say),
     }
     return "The store, measured", [measures[part]() for part in parts]

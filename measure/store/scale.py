@@ -21,7 +21,6 @@ import psutil
 
 from measure.own_sidecar import sidecar
 from measure.results import Ratio, Section
-from measure.store.local_files import block_path
 from measure.store.looking_up import (
     BLOCK_TOKENS,
     CHAIN,
@@ -123,7 +122,7 @@ def _make_files(directory: Path, blocks: int) -> None:
     try:
         for number in range(-(-blocks // CHAIN)):
             for block in samples.sequence(NS, chain_tokens(number))[: blocks - number * CHAIN]:
-                path = block_path(tier, NS, block.key)
+                path = Path(tier.path(NS.digest(), block.key) or "")  # this tier names files
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 path.write_bytes(block.data)
     finally:

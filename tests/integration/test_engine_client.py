@@ -5,7 +5,9 @@ against one that says whatever it likes.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import mmap
 import os
 import random
 import signal
@@ -19,7 +21,6 @@ from pathlib import Path
 
 import pytest
 
-from measure.store.local_files import in_page_cache
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import Kind
 from ollama_tiering.protocol.engine.wire import HEAD, frame
@@ -254,6 +255,23 @@ def test_what_a_disk_gives_does_not_stay_in_the_page_cache(
             assert talk.say("payload", larger, path) == wanted
             path.chmod(0o620)
             assert talk.say("payload", bytes_behind, path) == f"{path}: others may write it"
+
+
+def in_page_cache(fd: int, at: int) -> bool:
+    """The page at this offset, by mincore(2). To read it with RWF_NOWAIT would begin to read it
+    from the disk, and find it if the disk is quick.
+    """
+    # a page that is not touched is the file's
+    mapped = mmap.mmap(fd, PAGE_BYTES, access=mmap.ACCESS_COPY, offset=at)
+    address = ctypes.addressof(view := ctypes.c_char.from_buffer(mapped))
+    state = (ctypes.c_ubyte * 1)()
+    failed = ctypes.CDLL(None, use_errno=True).mincore(
+        ctypes.c_void_p(address), ctypes.c_size_t(PAGE_BYTES), state
+    )
+    del view
+    mapped.close()
+    assert not failed, os.strerror(ctypes.get_errno())
+    return bool(state[0] & 1)
 
 
 def of_another(path: Path) -> Path:

@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 from measure.plot import bars
 from measure.results import Ratio
-from measure.store import index_at_start, local_files
 from measure.store.__main__ import store
 
 needs_tmpfs = pytest.mark.skipif(
@@ -97,15 +96,3 @@ def test_the_report_has_a_table_and_a_plot_for_every_part(tmp_path: Path) -> Non
         "store.md",
         *(f"store-{name}.svg" for name in names),
     }
-
-
-def test_a_start_is_measured_with_and_without_the_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_files, "DROP_CACHES", tmp_path / "no" / "such")  # of all the machine
-    section = index_at_start.measure(tmp_path, 200, lambda _text: None, rounds=1)
-    cases = ("64 blocks, cold", "64 blocks, warm", "200 blocks, cold")
-    found = [ratio.what.split(": ")[0] for ratio in section.ratios]
-    assert found == [case for case in cases for _ in range(6)]
-    assert all(ratio.value > 0 for ratio in section.ratios)
-    assert list(tmp_path.iterdir()) == []
