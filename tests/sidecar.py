@@ -20,12 +20,12 @@ from typing import Any, ClassVar, Self
 
 import grpc
 
+from measure.store import samples
 from ollama_tiering.client.channel import SidecarChannel
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.key import Namespace
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from ollama_tiering.system.listener import grpc_address
 
 START_SECONDS = 60.0

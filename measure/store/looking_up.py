@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 
 from measure.results import Ratio, Section
+from measure.store import samples
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.sidecar.peer import PeerGuard
 from ollama_tiering.sidecar.server import make_entrance
@@ -33,7 +34,6 @@ from ollama_tiering.store import (
     prefix_chain,
 )
 from ollama_tiering.store import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from ollama_tiering.system.listener import grpc_address
 
 BLOCK_TOKENS: Final = 64

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from measure.store import samples
 from ollama_tiering.errors import UsageError
 from ollama_tiering.store import (
     BlockKey,
@@ -35,7 +36,6 @@ from ollama_tiering.store import (
     tokens_to_bytes,
 )
 from ollama_tiering.store import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from ollama_tiering.system.files import fd_reader, fill
 from ollama_tiering.system.filesystems import in_memory
 

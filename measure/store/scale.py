@@ -21,6 +21,7 @@ import psutil
 
 from measure.own_sidecar import sidecar
 from measure.results import Ratio, Section
+from measure.store import samples
 from measure.store.looking_up import (
     BLOCK_TOKENS,
     CHAIN,
@@ -34,7 +35,6 @@ from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store import FsTier, TierKind
 from ollama_tiering.store import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from ollama_tiering.system.listener import grpc_address
 
 _START_SECONDS: Final = 5.0

@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from ollama_tiering.store.assemble import open_store as open_store
-    from ollama_tiering.store.block import planes as planes
-    from ollama_tiering.store.block import q8_0 as q8_0
     from ollama_tiering.store.block.blockfile import MAX_ROWS as MAX_ROWS
     from ollama_tiering.store.block.blockfile import BlockMeta as BlockMeta
     from ollama_tiering.store.block.blockfile import BlockPlan as BlockPlan
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from ollama_tiering.store.block.blockfile import verify_buffer as verify_buffer
     from ollama_tiering.store.block.checksum import crc32c as crc32c
     from ollama_tiering.store.block.description import Fields as Fields
-    from ollama_tiering.store.block.encoding import ZstdPlanes as ZstdPlanes
     from ollama_tiering.store.block.key import DEFAULT_BLOCK_TOKENS as DEFAULT_BLOCK_TOKENS
     from ollama_tiering.store.block.key import DIGEST_BYTES as DIGEST_BYTES
     from ollama_tiering.store.block.key import TOKEN_BYTES as TOKEN_BYTES
@@ -63,7 +60,6 @@ if TYPE_CHECKING:
     from ollama_tiering.store.block.segments import SegmentShape as SegmentShape
     from ollama_tiering.store.block.segments import align as align
     from ollama_tiering.store.books.matching import MAX_ATTACHED as MAX_ATTACHED
-    from ollama_tiering.store.books.report import AbsentTier as AbsentTier
     from ollama_tiering.store.books.report import AttachedBlock as AttachedBlock
     from ollama_tiering.store.books.report import LeasedBlock as LeasedBlock
     from ollama_tiering.store.books.report import LeftOver as LeftOver
@@ -105,7 +101,6 @@ else:
         ),
         "block.checksum": "crc32c",
         "block.description": "Fields",
-        "block.encoding": "ZstdPlanes",
         "block.key": (
             "BlockExtra BlockKey DEFAULT_BLOCK_TOKENS DIGEST_BYTES LayerSpec Namespace "
             "NamespaceId TOKEN_BYTES as_key as_namespace block_key digest_from_hex extras_of "
@@ -113,13 +108,10 @@ else:
         ),
         "block.layout": "KnownLayouts",
         "block.pb.block_store_pb2": "block_store_pb2",
-        "block.planes": "planes",
-        "block.q8_0": "q8_0",
         "block.segments": "SegmentShape align",
         "books.matching": "MAX_ATTACHED",
         "books.report": (
-            "AbsentTier AttachedBlock LeasedBlock LeftOver MatchedBlock ModelReport StoreReport "
-            "TierReport"
+            "AttachedBlock LeasedBlock LeftOver MatchedBlock ModelReport StoreReport TierReport"
         ),
         "books.terms": "Decide Terms",
         "books.tree": "BlockRecord",

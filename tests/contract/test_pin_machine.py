@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
+from measure.store import samples
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import PinsFull
 from ollama_tiering.store.serving.session import Outcome
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.values import Selection
 from tests.contract.test_store_machine import FILE_BYTES, NS, FsStoreMachine, StoreMachine

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from measure.store import samples
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.books.encodings import TierEncodings
@@ -26,7 +27,6 @@ from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.remote import RemoteTier
-from ollama_tiering.store.tools import samples
 from tests.contract.faulty import WEATHER, Faults, remote_tier
 from tests.contract.test_store_machine import (
     BLOCK_TOKENS,

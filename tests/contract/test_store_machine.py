@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from measure.store import samples
 from ollama_tiering.store.block.blockfile import BlockMeta, buffer_reader, read_meta
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.block.key import (
@@ -37,7 +38,6 @@ from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
-from ollama_tiering.store.tools import samples
 from tests.places import short_directory
 from tests.tokens import tokens_from_bytes
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering import store as store_package
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.tiers.contract import OpenBlock, Tier, TierKind
@@ -17,7 +18,6 @@ from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.remote import RemoteTier
 from ollama_tiering.store.tiers.shared_directory import SharedFsTier
-from ollama_tiering.store.tools import samples
 from tests.contract.toy_tier import ToyTier
 from tests.places import tmpfs_directory
 from tests.unit.store import support

@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from measure.store import samples
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.sidecar.bounds import MAX_INLINE_GETS, MAX_PUT_STREAMS
 from ollama_tiering.sidecar.peer import MAX_CONNECTIONS
@@ -19,7 +20,6 @@ from ollama_tiering.store.block.description import MAX_TEXT_BYTES
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.admission import MAX_RESERVATIONS, MAX_WRITER_RESERVATIONS
 from ollama_tiering.store.books.leases import MAX_LEASES
-from ollama_tiering.store.tools import samples
 from tests.fault.abuse import (
     NS,
     WIDE,

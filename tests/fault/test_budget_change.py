@@ -8,11 +8,11 @@ import time
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
-from ollama_tiering.store.tools import samples
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS
 
 pytestmark = pytest.mark.fault

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
+from measure.store import samples
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from tests.fault.abuse import NS, store
 from tests.sidecar import SidecarProcess
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.store.forgeries import FORGERIES, forged, overwrite, path_of
 from tests.unit.store.spoilers import SPOILERS

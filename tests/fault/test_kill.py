@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta, verify_payload
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.tools import samples
 from tests.tokens import tokens_from_bytes
 from tests.unit.store.support import NS
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.fault
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from ollama_tiering.store.tools import samples
+from measure.store import samples
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiered import TieredStore

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tiers.directory import DESCRIPTION_NAME, LOCK_NAME, VERSION_DIRECTORY
 from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME, PROBE_PREFIX, WRITTEN_NAME
-from ollama_tiering.store.tools import samples
 from tests.fault.abuse import NS, store
 from tests.fault.planted import plant
 from tests.sidecar import SidecarProcess

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import OpenBlock, Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
-from ollama_tiering.store.tools import samples
 from tests.contract.faulty import WEATHER, Faults, remote_tier
 from tests.unit.store.remote_bench import RemoteBench, demoted, files
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of

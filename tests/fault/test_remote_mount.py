@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.config import SidecarConfig
 from ollama_tiering.doctor import check_storage
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tiers.shared_directory import SharedFsTier
-from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream, SidecarProcess
 
 pytestmark = pytest.mark.fault

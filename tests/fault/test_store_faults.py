@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import unusable
 from ollama_tiering.store.upkeep.index import BlockIndex
 from tests.fault.planted import plant_device

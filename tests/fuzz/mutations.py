@@ -13,6 +13,7 @@ import zstandard
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from measure.store import samples
 from ollama_tiering.store.block import q8_0
 from ollama_tiering.store.block.blockfile import (
     PREAMBLE_BYTES,
@@ -33,7 +34,6 @@ from ollama_tiering.store.block.key import (
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.block.segments import ALIGNMENT, SegmentShape
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import transcode
 from ollama_tiering.store.upkeep.transcode import Seconds
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.client.restored import Block, BlockRef, Match, checked
 from ollama_tiering.store.block.blockfile import (
     MAX_ROWS,
@@ -20,7 +21,6 @@ from ollama_tiering.store.block.key import Namespace, block_key
 from ollama_tiering.store.block.layout import KnownLayouts
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import transcode
 from ollama_tiering.store.upkeep.transcode import Seconds
 from tests.fuzz.campaign import Campaign, at_most, count, time_limit

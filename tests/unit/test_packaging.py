@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
+from measure.store import samples
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream
 from tests.unit.sidecar.reports import report
 from tests.unit.sidecar.scrape import MeteredSidecar, Scrape, of_port

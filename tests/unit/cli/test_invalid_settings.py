@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering import cli
 from ollama_tiering.config import GIB, config_file, readable
 from ollama_tiering.errors import ConfigError
 from ollama_tiering.protocol import calls as rpc
-from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream, SidecarProcess
 
 NS = samples.namespace(layers=1)

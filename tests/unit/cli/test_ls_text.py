@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering import cli
 from ollama_tiering.client.admin_client import SidecarAdministration
 from ollama_tiering.models import vocab
 from ollama_tiering.protocol import calls as rpc
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.parting import AFTER_TOKENS, BEFORE_TOKENS
 from ollama_tiering.store.values import Selection

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering import cli, config
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream, SidecarProcess
 
 HERE, GONE, RUNNING = "ab" * 8, "cd" * 8, "ef" * 8

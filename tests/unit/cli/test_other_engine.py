@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering import cli
 from ollama_tiering.doctor.engines import EnginesHere
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream, SidecarProcess
 
 HERE = "ab" * 8

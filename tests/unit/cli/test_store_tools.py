@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering import cli
 from ollama_tiering.launch.address import Address
 from ollama_tiering.launch.record import UpRecord, hold
@@ -20,7 +21,6 @@ from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import VERSION_DIRECTORY, FsTier
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.exporting import export_chain
 from ollama_tiering.system.locks import lock_file

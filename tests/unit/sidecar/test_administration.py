@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from measure.store import samples
 from ollama_tiering.client.admin_client import SidecarAdministration
 from ollama_tiering.errors import ServiceError, TieringError, UsageError
 from ollama_tiering.protocol import admin_messages as messages
@@ -19,7 +20,6 @@ from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import NoRoom
 from ollama_tiering.store.tiers.contract import TierKind
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.values import Finding, Selection, VerifyStep
 from tests.sidecar import PutStream, SidecarProcess
 

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
+from measure.store import samples
 from ollama_tiering.client.block_client import BlockClient
 from ollama_tiering.client.engine_client import EngineRefused
 from ollama_tiering.errors import ServiceError
@@ -23,7 +24,6 @@ from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.loaded_file import LoadedFile
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from tests.contract.fake_engine import FakeEngine, hello, prompt
 from tests.sidecar import PutStream, SidecarProcess
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 
+from measure.store import samples
 from ollama_tiering import __version__
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.sidecar.calls import CallMetrics
@@ -25,7 +26,6 @@ from ollama_tiering.sidecar.endpoint import Endpoint
 from ollama_tiering.sidecar.metrics import label, make_registry, metrics_page
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.state import PROMOTE_AFTER_SECONDS
-from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.sidecar.scrape import MeteredSidecar, Scrape, free_port, of_port, of_registry
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench

@@ -10,11 +10,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from measure.store import samples
 from ollama_tiering.client import BlockClient
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.sidecar.reports import report
 from tests.unit.sidecar.scrape import free_port

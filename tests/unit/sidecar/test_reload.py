@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.config import ModelRule, SidecarConfig, load_sidecar
 from ollama_tiering.errors import ConfigError
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.sidecar import logs
 from ollama_tiering.sidecar.reload import Reloader
 from ollama_tiering.store.tiers.contract import TierKind
-from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.sidecar.manager import Manager
 from tests.unit.store.support import FILE_BYTES, NS, Bench

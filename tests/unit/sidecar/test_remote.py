@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 import pytest
 
+from measure.store import samples
 from ollama_tiering.client import BlockClient
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream, SidecarProcess
 
 NS = samples.namespace("remote", kv_heads=4, head_dim=256)

@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 import pytest
 
+from measure.store import samples
 from ollama_tiering import cli
 from ollama_tiering.client import BlockClient
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.block.key import Namespace, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.sidecar.ollama_models import blob, name_model
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from ollama_tiering.system.filesystems import in_memory
 from tests.sidecar import PutStream, SidecarProcess
 

@@ -11,11 +11,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from measure.store import samples
 from ollama_tiering import __version__
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.tools import samples
 from tests.sidecar import PutStream, SidecarProcess
 
 NS = samples.namespace()

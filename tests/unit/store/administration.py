@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from measure.store import samples
 from ollama_tiering.config import MIB
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import INDEX_NAME
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.values import ChainLine, Finding, Selection
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, Bench

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from measure.store import samples
 from ollama_tiering.store.block.blockfile import (
     PREAMBLE_BYTES,
     encode_block,
@@ -23,7 +24,6 @@ from ollama_tiering.store.serving.session import BlockOffer, Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock, MemoryTier
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import transcode
 from ollama_tiering.store.upkeep.transcode import Seconds
 

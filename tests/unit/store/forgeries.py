@@ -6,11 +6,11 @@ import os
 from hashlib import blake2b
 from pathlib import Path
 
+from measure.store import samples
 from ollama_tiering.store.block.blockfile import buffer_reader, pack_head, read_meta, verify_buffer
 from ollama_tiering.store.block.checksum import crc32c
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.tiers.authenticity import TRAILER_BYTES, Authenticity
-from ollama_tiering.store.tools import samples
 
 OTHER_KEY = bytes(32)
 

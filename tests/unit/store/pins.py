@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from measure.store import samples
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import INDEX_NAME
-from ollama_tiering.store.tools import samples
 from tests.unit.store.support import FILE_BYTES, NS, Bench
 
 

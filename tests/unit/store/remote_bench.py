@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from measure.store import samples
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
-from ollama_tiering.store.tools import samples
 from tests.contract.faulty import Faults, remote_tier
 from tests.unit.store.support import FILE_BYTES, Bench, keys_of
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from measure.store import samples
 from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.books.terms import Terms
-from ollama_tiering.store.tools import samples
 from tests.unit.store.support import BLOCK_TOKENS, NS, Bench
 
 DAY = 86400.0

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from measure.store import samples
 from ollama_tiering.store.block.key import BlockExtra, BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.books.report import MatchedBlock
 from ollama_tiering.store.serving.session import CommitResult, Outcome, Reserved
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
-from ollama_tiering.store.tools import samples
 
 NS = samples.namespace(layers=1)
 NAMESPACE = NS.digest()

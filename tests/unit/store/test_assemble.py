@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.config import MIB
 from ollama_tiering.store import assemble
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import INDEX_NAME
-from ollama_tiering.store.tools import samples
 from tests.contract.toy_tier import ToyTier
 from tests.unit.store.from_settings import config, kinds, opened
 

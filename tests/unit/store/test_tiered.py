@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.key import BlockExtra, BlockKey, NamespaceId, tokens_to_bytes
 from ollama_tiering.store.books.state import PROMOTE_AFTER_SECONDS
 from ollama_tiering.store.errors import InvalidBlock
@@ -17,7 +18,6 @@ from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TempBlock, Tier, TierKind
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTier
-from ollama_tiering.store.tools import samples
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 
 
@@ -472,7 +472,7 @@ class StuckTier(MemoryTier):
 
 HANGING_DISK = """
 import threading
-from ollama_tiering.store.tools import samples
+from measure.store import samples
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiered import TieredStore

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from measure.store import samples
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.books.tree import BlockRecord, BlockTree
-from ollama_tiering.store.tools import samples
 
 NS = samples.namespace(layers=1)
 

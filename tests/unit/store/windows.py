@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from measure.store import samples
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
-from ollama_tiering.store.tools import samples
 from tests.unit.store.support import BLOCK_TOKENS, NS, Bench
 
 TOKENS = list(range(10))  # two whole blocks and a tail of two

@@ -22,12 +22,12 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from measure.store import samples
 from ollama_tiering.store.block.key import BlockExtra
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import LOCK_NAME, FsTier
 from ollama_tiering.store.tiers.names import INDEX_NAME
-from ollama_tiering.store.tools import samples
 
 HERE = Path(__file__).resolve().parent
 BUDGET_BYTES = 1 << 20

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from measure.store import samples
 from ollama_tiering.store.block.blockfile import (
     MAX_HEADER_BYTES,
     buffer_reader,
@@ -21,7 +22,6 @@ from ollama_tiering.store.block.key import BlockExtra, BlockKey, block_key, toke
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.block.segments import MAX_SEGMENTS, SegmentShape, align
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
-from ollama_tiering.store.tools import samples
 from tests.vectors import building
 
 NS = samples.namespace()

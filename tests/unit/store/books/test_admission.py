@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
-from ollama_tiering.store.tools import samples
 from tests.unit.store.support import FILE_BYTES, NS, Bench, keys_of
 
 

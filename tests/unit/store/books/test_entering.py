@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.tiers.contract import TempBlock
 from ollama_tiering.store.tiers.memory import MemoryTier
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep.damage import check
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, Bench
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.serving.session import WriteSession
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import unlinking
 from ollama_tiering.store.upkeep.expiry import JUMP_SECONDS, START_SECONDS
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.sidecar import look_up
 from ollama_tiering.store.block.key import BlockKey, prefix_chain, tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
@@ -15,7 +16,6 @@ from ollama_tiering.store.books.policy import SECOND_TOUCH, StorePolicy
 from ollama_tiering.store.books.report import MatchedBlock
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.serving import lookup
-from ollama_tiering.store.tools import samples
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 from tests.unit.store.windows import TOKENS, hang, hang_on_all
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books import model_budget
 from ollama_tiering.store.books.terms import Terms
 from ollama_tiering.store.errors import PinsFull
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import TierKind
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import making_room, unlinking
 from tests.unit.store.ruled import Ruled
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, Bench, keys_of

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.blockfile import encode_block, plan_block
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
@@ -24,7 +25,6 @@ from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import PINS_NAME, WRITTEN_NAME
 from ollama_tiering.store.tiers.shared_directory import SharedFsTier
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.archive import open_archive
 from ollama_tiering.store.tools.chain_to_export import ChainToExport

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.config import MIB, MemoryLimit, SidecarConfig, default_local_dir, state_dir
 from ollama_tiering.errors import ServiceError, TieringError
 from ollama_tiering.sidecar.rule_book import RuleBook
@@ -26,7 +27,6 @@ from ollama_tiering.store.tiers.names import (
     TOMBSTONES_NAME,
     VERSION_DIRECTORY,
 )
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import EVERYTHING, Administration
 from ollama_tiering.store.tools.offline import Purpose, offline
 from ollama_tiering.store.upkeep.index import BlockIndex

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.blockfile import read_meta, verify_payload
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books import suspects
@@ -15,7 +16,6 @@ from ollama_tiering.store.errors import CorruptBlock
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import chain_check
 from tests.unit.store.remote_bench import RemoteBench
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, Bench, disk_budget, path_of

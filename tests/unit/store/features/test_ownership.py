@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.shared_directory import SharedFsTier
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.verify import verify
 from ollama_tiering.system.ownership import NotOurs
 from tests.unit.store.administration import Tools

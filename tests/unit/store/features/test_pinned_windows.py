@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.errors import PinsFull
 from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.values import Selection
 from tests.unit.store.administration import DAY, Tools
 from tests.unit.store.pins import on_disk, pressure

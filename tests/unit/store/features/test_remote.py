@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.tiers.contract import OpenBlock, TierKind
 from ollama_tiering.store.tiers.remote import RemoteTier
-from ollama_tiering.store.tools import samples
 from tests.contract.faulty import Faults, remote_tier
 from tests.unit.store.remote_bench import RemoteBench, demoted, files
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, keys_of

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.key import BlockKey, tokens_to_bytes
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import INDEX_NAME
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.upkeep.index import BlockIndex
 from ollama_tiering.store.values import Selection

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.space import CACHE_SECONDS, FreeSpace
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import unusable
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of, path_of
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.config import MIB
 from ollama_tiering.store.block.blockfile import buffer_reader, plan_block, read_meta
 from ollama_tiering.store.block.encoding import MAX_DECODED_BYTES, Encoding, ZstdPlanes
@@ -21,7 +22,6 @@ from ollama_tiering.store.tiers.authenticity import MAX_AUTHENTIC_BYTES
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTempBlock
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.upkeep import transcode
 from ollama_tiering.store.upkeep.transcode import Seconds

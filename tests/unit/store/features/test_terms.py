@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.key import NamespaceId, tokens_to_bytes
 from ollama_tiering.store.books.terms import Terms, TermsTable
 from ollama_tiering.store.errors import NoRoom
@@ -17,7 +18,6 @@ from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.names import PINS_NAME
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.upkeep.expiry import START_SECONDS
 from ollama_tiering.store.upkeep.opening import learn_described

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering import cli
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.block.blockfile import read_meta, verify_payload
@@ -34,7 +35,7 @@ from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import INDEX_NAME
-from ollama_tiering.store.tools import samples, verify
+from ollama_tiering.store.tools import verify
 from ollama_tiering.store.upkeep.index import _VERSION
 from ollama_tiering.system.files import fd_reader
 from tests.sidecar import SidecarProcess

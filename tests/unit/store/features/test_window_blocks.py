@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.blockfile import buffer_reader, pack_head, read_meta
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.block.window_fields import end_row
 from ollama_tiering.store.errors import CorruptBlock
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import damage
 from ollama_tiering.store.values import Selection
 from tests.unit.store.administration import Tools, collect

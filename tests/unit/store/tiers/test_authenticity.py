@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.encoding import Encoding
 from ollama_tiering.store.books.encodings import TierEncodings
 from ollama_tiering.store.errors import NotAuthentic
@@ -21,7 +22,6 @@ from ollama_tiering.store.tiers.authenticity import (
 )
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryOpenBlock, MemoryTier
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.frozen import FrozenRemote
 from tests.contract.faulty import Faults, remote_tier
 from tests.unit.store.forgeries import (

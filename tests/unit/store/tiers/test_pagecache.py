@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.tools import samples
 from ollama_tiering.system import pagecache
 from tests.places import tmpfs_directory
 

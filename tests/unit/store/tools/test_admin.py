@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.errors import UsageError
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.errors import AmbiguousId, UnknownId
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.names import INDEX_NAME
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.values import Selection
 from tests.unit.store.administration import DAY, OTHER, Tools, collect

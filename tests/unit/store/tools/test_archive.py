@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from measure.store import samples
 from ollama_tiering.errors import StoreDamaged, TieringError, UsageError
 from ollama_tiering.store.errors import ArchiveRefused, CorruptBlock, NoRoom
 from ollama_tiering.store.tiers.contract import OpenBlock
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.archive import MAX_MANIFEST_BYTES, open_archive, parse_manifest
 from ollama_tiering.store.tools.exporting import export_chain

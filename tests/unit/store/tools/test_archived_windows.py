@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.blockfile import encode_block, plan_block
 from ollama_tiering.store.block.key import BlockExtra, BlockKey, tokens_to_bytes, window_end_extra
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.block.segments import SegmentShape
 from ollama_tiering.store.errors import ArchiveRefused, CorruptBlock, NoRoom
 from ollama_tiering.store.serving.session import CommitResult
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.archive import open_archive, parse_manifest
 from ollama_tiering.store.tools.chain_to_export import LeftOut, with_whole_windows

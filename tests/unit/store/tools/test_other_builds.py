@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.config import MIB
 from ollama_tiering.store.books.shared_books import SharedBooks
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.values import Waste
 from tests.unit.store.support import BLOCK_TOKENS, Bench, keys_of

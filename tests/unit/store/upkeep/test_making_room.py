@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+from measure.store import samples
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books.terms import Terms
 from ollama_tiering.store.serving.offers import BlockOffer, Outcome
@@ -14,7 +15,6 @@ from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.memory import MemoryTier
 from ollama_tiering.store.tiers.space import FreeSpace
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import making_room, unusable
 from tests.unit.store.ruled import Ruled
 from tests.unit.store.support import BLOCK_TOKENS, FILE_BYTES, NAMESPACE, NS, keys_of

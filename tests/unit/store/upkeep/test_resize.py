@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.books.lru import ByteLru
 from ollama_tiering.store.books.policy import StorePolicy
 from ollama_tiering.store.serving.session import Outcome
 from ollama_tiering.store.tiers.contract import TierKind
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep import making_room, unlinking
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
 from ollama_tiering.store.books.level import Level
 from ollama_tiering.store.books.policy import StorePolicy
@@ -21,7 +22,6 @@ from ollama_tiering.store.serving.session import Outcome, WriteSession
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import StoredBlock, Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.upkeep.expiry import START_SECONDS
 from tests.unit.store.support import BLOCK_TOKENS, NAMESPACE, NS, Bench, keys_of
 

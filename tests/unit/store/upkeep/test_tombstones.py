@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from measure.store import samples
 from ollama_tiering.store.block.blockfile import pack_head
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
@@ -22,7 +23,6 @@ from ollama_tiering.store.tiers.authenticity import Authenticity
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.directory import FsTier
 from ollama_tiering.store.tiers.names import INDEX_NAME, PINS_NAME, TOMBSTONES_NAME
-from ollama_tiering.store.tools import samples
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.frozen import FrozenRemote
 from ollama_tiering.store.upkeep.graveyard import Block

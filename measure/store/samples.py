@@ -8,20 +8,21 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ollama_tiering.store.block.blockfile import encode_block, plan_block
-from ollama_tiering.store.block.key import (
+from ollama_tiering.store import (
     TOKEN_BYTES,
     BlockExtra,
     BlockKey,
+    BlockOffer,
     LayerSpec,
     Namespace,
+    SegmentShape,
+    encode_block,
+    plan_block,
     tokens_to_bytes,
     window_end_extra,
     window_extra,
 )
-from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from ollama_tiering.store.block.segments import SegmentShape
-from ollama_tiering.store.serving.session import BlockOffer
+from ollama_tiering.store import block_store_pb2 as pb
 
 _ELEMENT_BYTES = 2
 _CREATED = 1_763_700_000
