@@ -1,5 +1,5 @@
-"""The made parts of docs/long-context.md: whether this version has it, and the tables. Imported by
-gen_docs.py; the figures are those of ollama_tiering/kernels/known_models.py and bus_model.py.
+"""The tables of docs/long-context.md. Imported by gen_docs.py; the figures are those of
+ollama_tiering/kernels/known_models.py and of bus_model.py beside this file.
 """
 
 from __future__ import annotations
@@ -7,37 +7,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from ollama_tiering.config import GIB
-from ollama_tiering.kernels import bus_model
 from ollama_tiering.kernels.known_models import GO_ENGINE, MODELS, KnownModel
 from ollama_tiering.kernels.shape import Dtype
+from scripts import bus_model
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/long-context.md"
-SHIM = ROOT / "csrc/shim"
 CONTEXTS = (32768, 131072)
 COLD_GIB = (0.5, 1, 2, 4, 8, 16, 32)
 PROMPTS = (8192, 32768, 131072)
 KINDS = (Dtype.F16, Dtype.Q8_0)
 
-_THERE = """\
-> **This version has it, and it has not run on a GPU yet**, on simulated ones only
-> ([design.md](design.md#gpus-that-are-not-there)). All rates on this page are computed; none was
-> measured.
-"""
-_NOT_YET = """\
-> **This version does not have it yet.** It is being built: the variables below are not read, and
-> K/V that do not fit a GPU still cost layers. What is there is `tiering patch --cuda stock`. All
-> rates on this page are computed; none was measured.
-"""
 
-
-def parts() -> tuple[str, str, str, str]:
+def parts() -> tuple[str, str, str]:
     """In the order in which the page has them."""
-    return state(SHIM.is_dir()), models_table(), decode_table(), prefill_table()
-
-
-def state(there: bool) -> str:
-    return _THERE if there else _NOT_YET
+    return models_table(), decode_table(), prefill_table()
 
 
 def models_table() -> str:

@@ -1,6 +1,4 @@
-"""docs/long-context.md says what the models of K/V and of the bus say, and whether there is more
-than a page.
-"""
+"""docs/long-context.md says what the models of K/V and of the bus say."""
 
 from __future__ import annotations
 
@@ -9,12 +7,11 @@ import re
 import pytest
 
 from ollama_tiering.config import GIB
-from ollama_tiering.kernels import bus_model
-from ollama_tiering.kernels.bus_model import BUSES, Bus
 from ollama_tiering.kernels.known_models import GO_ENGINE, MODELS
 from ollama_tiering.kernels.shape import Dtype
 from ollama_tiering.patchset.upstream import SourceCache
-from scripts import long_context_page
+from scripts import bus_model, long_context_page
+from scripts.bus_model import BUSES, Bus
 
 TEXT = long_context_page.PAGE.read_text(encoding="utf-8")
 
@@ -24,16 +21,6 @@ def _rows(table: str) -> list[list[str]]:
     widths = {line.count("|") for line in lines}
     assert len(widths) == 1, "a table has as many cells in each row"
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
-def test_its_top_says_whether_this_version_has_it() -> None:
-    there = long_context_page.SHIM.is_dir()
-    top = TEXT.partition("\nA model keeps")[0]
-    assert ("**This version has it" in top) == there
-    assert ("**This version does not have it yet.**" in top) == (not there)
-    assert long_context_page.state(True) != long_context_page.state(False)
-    for there in (True, False):
-        assert "none was" in long_context_page.state(there), "nobody has measured a rate"
 
 
 def test_bytes_of_a_token_are_those_of_its_rows() -> None:
