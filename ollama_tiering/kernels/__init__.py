@@ -12,7 +12,6 @@ from ollama_tiering.kernels.binding import PaError, PaStatus
 from ollama_tiering.kernels.cpu import CpuAttention, State, finish, merge, reference
 from ollama_tiering.kernels.library import library_path
 from ollama_tiering.kernels.mask import DenseMask, Mask, PositionMask
-from ollama_tiering.kernels.numpy_reference import reference_numpy
 from ollama_tiering.kernels.quantise import dequantise, quantise
 from ollama_tiering.kernels.rows import Rows
 from ollama_tiering.kernels.shape import Dtype, Shape
@@ -34,5 +33,4 @@ __all__ = [
     "merge",
     "quantise",
     "reference",
-    "reference_numpy",
 ]

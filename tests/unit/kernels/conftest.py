@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from ollama_tiering.kernels import check, reference_numpy, samples
+from ollama_tiering.kernels import check, samples
 from tests.unit.kernels.numpy_attention import NumpyAttention
+from tests.unit.kernels.numpy_reference import reference_numpy
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ollama_tiering.kernels import reference_numpy
 from ollama_tiering.kernels.binding import PaError, PaStatus
 from ollama_tiering.kernels.rows import Rows
 from ollama_tiering.kernels.shape import Shape
+from tests.unit.kernels.numpy_reference import reference_numpy
 
 
 class NumpyAttention:

@@ -15,8 +15,8 @@ from ollama_tiering.kernels import (
     Rows,
     finish,
     merge,
-    reference_numpy,
 )
+from tests.unit.kernels.numpy_reference import reference_numpy
 from tests.unit.kernels.problems import error, problem
 
 BOUND = 1e-5

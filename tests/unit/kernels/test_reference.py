@@ -15,8 +15,8 @@ from ollama_tiering.kernels import (
     Rows,
     Shape,
     reference,
-    reference_numpy,
 )
+from tests.unit.kernels.numpy_reference import reference_numpy
 from tests.unit.kernels.problems import error, problem
 
 N_Q, N_CELLS = 6, 90

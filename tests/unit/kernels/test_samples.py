@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ollama_tiering.kernels import reference_numpy, samples
+from ollama_tiering.kernels import samples
 from ollama_tiering.kernels.samples import Problem, exact, in_cache, make, relative_error
 from ollama_tiering.kernels.shape import Dtype
+from tests.unit.kernels.numpy_reference import reference_numpy
 
 
 @pytest.fixture(autouse=True)

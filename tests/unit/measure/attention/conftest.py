@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from measure.attention import rig, sides
-from ollama_tiering.kernels import reference_numpy, samples
+from ollama_tiering.kernels import samples
 from tests.unit.kernels.numpy_attention import NumpyAttention
+from tests.unit.kernels.numpy_reference import reference_numpy
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from measure.attention.peaks import Peaks
 from measure.attention.sides import ggml
 from ollama_tiering import config
 from ollama_tiering.errors import TieringError
-from ollama_tiering.kernels import reference_numpy
 from ollama_tiering.kernels.samples import Problem, make, relative_error
 from ollama_tiering.kernels.shape import Dtype
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
+from tests.unit.kernels.numpy_reference import reference_numpy
 
 QUIET = Report(quiet=True)
 
