@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from measure.attention.others import PEAKED, with_rounded_logits
 from measure.attention.rig import (
     FLASH,
     OURS,
@@ -19,14 +20,12 @@ from measure.attention.sides import ggml
 from measure.results import Ratio, Section
 from ollama_tiering.kernels.samples import (
     DIFFUSE,
-    PEAKED,
     SHARP,
     Problem,
     Sample,
     exact,
     make,
     relative_error,
-    with_rounded_logits,
 )
 from ollama_tiering.kernels.shape import Dtype
 

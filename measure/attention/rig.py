@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from measure.attention.alternate import Series, Turn, alternate
+from measure.attention.others import in_cache
 from measure.attention.peaks import Peaks
 from measure.attention.sides import Ours, ggml
 from ollama_tiering.kernels.cpu import CpuAttention
-from ollama_tiering.kernels.samples import Problem, Sample, exact, in_cache, make, relative_error
+from ollama_tiering.kernels.samples import Problem, Sample, exact, make, relative_error
 
 OURS, FLASH, PLAIN = "ours", "ggml flash", "ggml without flash"
 CACHED = "ours, in cache"

@@ -15,6 +15,7 @@ from measure.attention.decode import (
     decode_problem,
     how,
 )
+from measure.attention.others import PEAKED, in_cache
 from measure.attention.rig import (
     FMA,
     READ,
@@ -25,7 +26,7 @@ from measure.attention.rig import (
 )
 from measure.attention.sides import Ours
 from measure.results import Ratio, Section
-from ollama_tiering.kernels.samples import PEAKED, Problem, Sample, in_cache, make
+from ollama_tiering.kernels.samples import Problem, Sample, make
 from ollama_tiering.kernels.shape import Dtype
 
 QUANT_BOUNDS: Final = {Dtype.Q8_0: 0.75, Dtype.Q4_0: 0.65}

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from measure.attention.others import in_cache, with_rounded_logits
 from ollama_tiering.kernels import samples
-from ollama_tiering.kernels.samples import Problem, exact, in_cache, make, relative_error
+from ollama_tiering.kernels.samples import Problem, exact, make, relative_error
 from ollama_tiering.kernels.shape import Dtype
 from tests.unit.kernels.numpy_reference import reference_numpy
 
@@ -96,6 +97,6 @@ def test_rounded_logits_cost_more_the_larger_they_are() -> None:
         problem = Problem(6, 2, 64, 64, 500, n_q=3, query_deviation=deviation)
         sample = make(problem)
         right = exact(sample, [0, 2])
-        errors.append(relative_error(samples.with_rounded_logits(sample, [0, 2]), right))
+        errors.append(relative_error(with_rounded_logits(sample, [0, 2]), right))
     assert 0 < errors[0] < 1e-7
     assert errors[0] < errors[1] < 1e-3
