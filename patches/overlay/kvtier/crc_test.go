@@ -1,7 +1,6 @@
 package kvtier
 
 import (
-	"fmt"
 	"hash/crc32"
 	"math/rand"
 	"testing"
@@ -46,27 +45,5 @@ func TestOneFlippedBitChangesTheChecksum(t *testing.T) {
 			t.Fatalf("bit %d", i)
 		}
 		data[i/8] ^= 1 << (i % 8)
-	}
-}
-
-// Of bytes that are in the CPU's nearer caches, as when they have just been read, and of bytes in none.
-func BenchmarkCRC(b *testing.B) {
-	defer func(fold bool) { canFold = fold }(canFold)
-	data := make([]byte, 256<<20)
-	rand.New(rand.NewSource(1)).Read(data)
-	for _, fold := range []bool{canFold, false} {
-		for _, n := range []int{128 << 10, len(data)} {
-			b.Run(fmt.Sprintf("fold=%v/%d", fold, n), func(b *testing.B) {
-				canFold = fold
-				b.SetBytes(int64(n))
-				for b.Loop() {
-					if n < len(data) {
-						updateCRC(0, data[:n])
-					} else {
-						checksum(data)
-					}
-				}
-			})
-		}
 	}
 }

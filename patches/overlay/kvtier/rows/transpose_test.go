@@ -21,20 +21,3 @@ func TestTransposeEqualsThePlainOneForEveryShape(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkTranspose is one block of one layer's V, 8 heads of 128, in a cache of 8192 cells.
-func BenchmarkTranspose(b *testing.B) {
-	const rows, columns, cells = 64, 1024, 8192
-	src, dst := make([]byte, 2*rows*columns), make([]byte, 2*cells*columns)
-	for name, do := range map[string]func(){
-		"words": func() { transpose(dst, 2*cells, src, 2*columns, rows, columns) },
-		"plain": func() { transposePlain(dst, 2*cells, src, 2*columns, 0, rows, 0, columns) },
-	} {
-		b.Run(name, func(b *testing.B) {
-			b.SetBytes(int64(len(src)))
-			for range b.N {
-				do()
-			}
-		})
-	}
-}

@@ -180,7 +180,7 @@ func (r *fakeRows) Drop(slot, from int) {
 
 // fake returns the tiering of a model of two layers and so many slots, without a sidecar, and without anybody who stores
 // what is queued.
-func fake(t testing.TB, slots int) *Tier {
+func fake(t *testing.T, slots int) *Tier {
 	t.Helper()
 	host := newFakeHost()
 	tier := &Tier{

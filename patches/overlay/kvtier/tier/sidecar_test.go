@@ -54,7 +54,7 @@ type sidecarBlock struct {
 
 // withSidecar returns a runner's tiering whose sidecar has the first tokens of every prompt of tokensFrom, in files of the
 // given tier.
-func withSidecar(t testing.TB, slots, tokens int, where tierpb.Tier) (*Tier, *sidecar) {
+func withSidecar(t *testing.T, slots, tokens int, where tierpb.Tier) (*Tier, *sidecar) {
 	t.Helper()
 	tier := fake(t, slots)
 	tier.stats.prefillRate = 1 // a look-up may take its time, however busy the machine is
@@ -98,7 +98,7 @@ func withSidecarOnly(t *testing.T, tokens int) *Tier {
 func storedByte(position, segment int) byte { return byte(3*position + 50*segment) }
 
 // store writes block files for the first tokens of tokensFrom.
-func (s *sidecar) store(t testing.TB, tier *Tier, tokens int) {
+func (s *sidecar) store(t *testing.T, tier *Tier, tokens int) {
 	t.Helper()
 	encoded, parent := kvtier.TokenBytes(tokensFrom(0, tokens)), tier.namespace
 	for first := 0; first < tokens; first += kvtier.BlockTokens {

@@ -100,29 +100,3 @@ func TestExactAttnWhatReadsACacheOtherThanInTheOrderOfPositionsIsFound(t *testin
 		})
 	}
 }
-
-// What a batch of one token of a model of 28 layers pays.
-func BenchmarkExactAttnReads(b *testing.B) {
-	const dim, heads, cells, layers = 64, 2, 32, 28
-	ctx := setup(b).(*Context)
-	ctx.b.flashAttention = ml.FlashAttentionEnabled
-	mask := ctx.Zeros(ml.DTypeF16, cells, 1)
-	mask.(*Tensor).positions = ctx.FromInts(make([]int32, cells), cells).(*Tensor)
-	x, cache := ctx.Zeros(ml.DTypeF32, dim, heads, 1), []ml.Tensor{}
-	for range layers {
-		k, v := ctx.Zeros(ml.DTypeF16, dim, heads, cells), ctx.Zeros(ml.DTypeF16, dim, heads, cells)
-		cache = append(cache, k, v)
-		key := k.View(ctx, 0, dim, k.Stride(1), heads, k.Stride(2), cells)
-		x = x.(ml.ScaledDotProductAttention).ScaledDotProductAttention(ctx, key, v, mask, nil, nil, 1, true)
-		for range 20 { // about as many as a layer has
-			x = x.Add(ctx, x)
-		}
-	}
-	ctx.Forward(x)
-	reads := ctx.b.ExactAttnReads(cache)
-	for b.Loop() {
-		if op := reads(ctx); op != "" {
-			b.Fatal(op)
-		}
-	}
-}
