@@ -49,13 +49,20 @@ def generate(proto_root: Path) -> dict[Path, bytes]:
         }
 
 
+# In stubs, what nobody names: numbers of fields, slots, the messages that maps consist of.
+_UNUSED = re.compile(
+    r"^ +(?:[A-Z0-9_]+_FIELD_NUMBER: |__slots__ = ).*\n"
+    r"|^( +)class \w+Entry\(_message\.Message\):\n(?:\1 +.*\n)+",
+    re.MULTILINE,
+)
+
+
 def _ours(made: Path) -> bytes:
     code = made.read_text().replace(
         "from ollama_tiering.v1 import", "from ollama_tiering.store import"
     )
     if made.suffix == ".pyi":
-        code = code.replace("_Mapping]", "_Mapping[str, object]]")
-        code = re.sub(r"^ +[A-Z0-9_]+_FIELD_NUMBER: .*\n", "", code, flags=re.MULTILINE)  # unused
+        code = _UNUSED.sub("", code.replace("_Mapping]", "_Mapping[str, object]]"))
     return code.encode()
 
 

@@ -8,12 +8,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class TierStat(_message.Message):
-    __slots__ = ("tier", "directory", "budget_bytes", "used_bytes", "reserved_bytes", "blocks", "evicted_blocks", "demoted_blocks", "quarantined_blocks", "read_bytes_per_second", "write_bytes_per_second", "written_today_bytes", "daily_write_bytes", "disk_full", "surveyed", "expired_blocks", "state", "resting_seconds", "sidecars", "failures", "encoding", "encoding_ratio", "decode_bytes_per_second")
-    class FailuresEntry(_message.Message):
-        __slots__ = ("key", "value")
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     tier: _block_store_pb2.Tier
     directory: bytes
     budget_bytes: int
@@ -40,7 +34,6 @@ class TierStat(_message.Message):
     def __init__(self, tier: _Optional[_Union[_block_store_pb2.Tier, str]] = ..., directory: _Optional[bytes] = ..., budget_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., evicted_blocks: _Optional[int] = ..., demoted_blocks: _Optional[int] = ..., quarantined_blocks: _Optional[int] = ..., read_bytes_per_second: _Optional[float] = ..., write_bytes_per_second: _Optional[float] = ..., written_today_bytes: _Optional[int] = ..., daily_write_bytes: _Optional[int] = ..., disk_full: _Optional[bool] = ..., surveyed: _Optional[bool] = ..., expired_blocks: _Optional[int] = ..., state: _Optional[str] = ..., resting_seconds: _Optional[float] = ..., sidecars: _Optional[int] = ..., failures: _Optional[_Mapping[str, int]] = ..., encoding: _Optional[str] = ..., encoding_ratio: _Optional[float] = ..., decode_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class ModelTerms(_message.Message):
-    __slots__ = ("model", "name", "namespaces", "refusal", "ttl_seconds", "budget_bytes", "local_bytes", "remote_bytes")
     model: str
     name: str
     namespaces: _containers.RepeatedScalarFieldContainer[bytes]
@@ -52,7 +45,6 @@ class ModelTerms(_message.Message):
     def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ..., namespaces: _Optional[_Iterable[bytes]] = ..., refusal: _Optional[str] = ..., ttl_seconds: _Optional[float] = ..., budget_bytes: _Optional[int] = ..., local_bytes: _Optional[int] = ..., remote_bytes: _Optional[int] = ...) -> None: ...
 
 class ModelUse(_message.Message):
-    __slots__ = ("namespace", "model", "name", "engine", "loaded", "since_unix_seconds", "last_used_unix_seconds", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens", "prefill_seconds", "restore_seconds", "shortfalls")
     namespace: bytes
     model: str
     name: str
@@ -72,17 +64,6 @@ class ModelUse(_message.Message):
     def __init__(self, namespace: _Optional[bytes] = ..., model: _Optional[str] = ..., name: _Optional[str] = ..., engine: _Optional[str] = ..., loaded: _Optional[bool] = ..., since_unix_seconds: _Optional[float] = ..., last_used_unix_seconds: _Optional[float] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens: _Optional[int] = ..., prefill_seconds: _Optional[float] = ..., restore_seconds: _Optional[float] = ..., shortfalls: _Optional[_Iterable[_Union[_block_store_pb2.ShortfallCount, _Mapping[str, object]]]] = ...) -> None: ...
 
 class StatResponse(_message.Message):
-    __slots__ = ("version", "started_unix_seconds", "tiers", "has_calls", "matched_tokens", "asked_tokens", "put_blocks", "put_bytes", "get_blocks", "get_bytes", "misses", "open_leases", "queued_demotions", "runners", "queued_bytes", "not_written", "q8_0_namespaces", "model_terms", "model_uses", "namespaces", "by_rows")
-    class MissesEntry(_message.Message):
-        __slots__ = ("key", "value")
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
-    class NotWrittenEntry(_message.Message):
-        __slots__ = ("key", "value")
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     version: str
     started_unix_seconds: int
     tiers: _containers.RepeatedCompositeFieldContainer[TierStat]
@@ -107,7 +88,6 @@ class StatResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[_block_store_pb2.RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ..., model_terms: _Optional[_Iterable[_Union[ModelTerms, _Mapping[str, object]]]] = ..., model_uses: _Optional[_Iterable[_Union[ModelUse, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceUse, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ...) -> None: ...
 
 class NamespaceUse(_message.Message):
-    __slots__ = ("namespace", "blocks", "model", "engine")
     namespace: bytes
     blocks: int
     model: str
@@ -115,7 +95,6 @@ class NamespaceUse(_message.Message):
     def __init__(self, namespace: _Optional[bytes] = ..., blocks: _Optional[int] = ..., model: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class Selection(_message.Message):
-    __slots__ = ("ids", "model", "older_than_seconds", "min_tokens", "min_bytes", "tier", "pinned", "models")
     ids: _containers.RepeatedScalarFieldContainer[str]
     model: str
     older_than_seconds: float
@@ -127,21 +106,18 @@ class Selection(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ..., older_than_seconds: _Optional[float] = ..., min_tokens: _Optional[int] = ..., min_bytes: _Optional[int] = ..., tier: _Optional[_Union[_block_store_pb2.Tier, str]] = ..., pinned: _Optional[bool] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("selection", "blocks", "words")
     selection: Selection
     blocks: bool
     words: bool
     def __init__(self, selection: _Optional[_Union[Selection, _Mapping[str, object]]] = ..., blocks: _Optional[bool] = ..., words: _Optional[bool] = ...) -> None: ...
 
 class TierUse(_message.Message):
-    __slots__ = ("tier", "blocks", "stored_bytes")
     tier: _block_store_pb2.Tier
     blocks: int
     stored_bytes: int
     def __init__(self, tier: _Optional[_Union[_block_store_pb2.Tier, str]] = ..., blocks: _Optional[int] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
 
 class Totals(_message.Message):
-    __slots__ = ("chains", "blocks", "file_bytes", "tiers")
     chains: int
     blocks: int
     file_bytes: int
@@ -149,7 +125,6 @@ class Totals(_message.Message):
     def __init__(self, chains: _Optional[int] = ..., blocks: _Optional[int] = ..., file_bytes: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierUse, _Mapping[str, object]]]] = ...) -> None: ...
 
 class ChainLine(_message.Message):
-    __slots__ = ("key", "namespace", "tokens", "blocks", "file_bytes", "own_blocks", "own_bytes", "tiers", "created", "last_use", "hits", "pinned", "leased", "complete", "words", "words_before")
     key: bytes
     namespace: bytes
     tokens: int
@@ -169,7 +144,6 @@ class ChainLine(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., file_bytes: _Optional[int] = ..., own_blocks: _Optional[int] = ..., own_bytes: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierUse, _Mapping[str, object]]]] = ..., created: _Optional[float] = ..., last_use: _Optional[float] = ..., hits: _Optional[int] = ..., pinned: _Optional[bool] = ..., leased: _Optional[bool] = ..., complete: _Optional[bool] = ..., words: _Optional[bytes] = ..., words_before: _Optional[int] = ...) -> None: ...
 
 class BlockLine(_message.Message):
-    __slots__ = ("key", "namespace", "parent", "rows", "tokens", "file_bytes", "tiers", "created", "last_use", "hits", "children", "pinned", "leased", "complete")
     key: bytes
     namespace: bytes
     parent: bytes
@@ -187,13 +161,11 @@ class BlockLine(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., namespace: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., rows: _Optional[int] = ..., tokens: _Optional[int] = ..., file_bytes: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierUse, _Mapping[str, object]]]] = ..., created: _Optional[float] = ..., last_use: _Optional[float] = ..., hits: _Optional[int] = ..., children: _Optional[int] = ..., pinned: _Optional[bool] = ..., leased: _Optional[bool] = ..., complete: _Optional[bool] = ...) -> None: ...
 
 class DescribedNamespace(_message.Message):
-    __slots__ = ("namespace", "description")
     namespace: bytes
     description: _block_store_pb2.Namespace
     def __init__(self, namespace: _Optional[bytes] = ..., description: _Optional[_Union[_block_store_pb2.Namespace, _Mapping[str, object]]] = ...) -> None: ...
 
 class ListHead(_message.Message):
-    __slots__ = ("lines", "selected", "stored", "id_digits", "namespaces")
     lines: int
     selected: Totals
     stored: Totals
@@ -202,21 +174,18 @@ class ListHead(_message.Message):
     def __init__(self, lines: _Optional[int] = ..., selected: _Optional[_Union[Totals, _Mapping[str, object]]] = ..., stored: _Optional[_Union[Totals, _Mapping[str, object]]] = ..., id_digits: _Optional[int] = ..., namespaces: _Optional[_Iterable[_Union[DescribedNamespace, _Mapping[str, object]]]] = ...) -> None: ...
 
 class ListResponse(_message.Message):
-    __slots__ = ("head", "chains", "blocks")
     head: ListHead
     chains: _containers.RepeatedCompositeFieldContainer[ChainLine]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockLine]
     def __init__(self, head: _Optional[_Union[ListHead, _Mapping[str, object]]] = ..., chains: _Optional[_Iterable[_Union[ChainLine, _Mapping[str, object]]]] = ..., blocks: _Optional[_Iterable[_Union[BlockLine, _Mapping[str, object]]]] = ...) -> None: ...
 
 class PinRequest(_message.Message):
-    __slots__ = ("id", "unpin", "dry_run")
     id: str
     unpin: bool
     dry_run: bool
     def __init__(self, id: _Optional[str] = ..., unpin: _Optional[bool] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class PinResponse(_message.Message):
-    __slots__ = ("key", "blocks", "changed_bytes", "pinned_bytes", "limit_bytes", "changed")
     key: bytes
     blocks: int
     changed_bytes: int
@@ -226,12 +195,10 @@ class PinResponse(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., blocks: _Optional[int] = ..., changed_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., changed: _Optional[bool] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("repair",)
     repair: bool
     def __init__(self, repair: _Optional[bool] = ...) -> None: ...
 
 class Finding(_message.Message):
-    __slots__ = ("tier", "what", "path", "detail", "repaired")
     tier: _block_store_pb2.Tier
     what: str
     path: str
@@ -240,7 +207,6 @@ class Finding(_message.Message):
     def __init__(self, tier: _Optional[_Union[_block_store_pb2.Tier, str]] = ..., what: _Optional[str] = ..., path: _Optional[str] = ..., detail: _Optional[str] = ..., repaired: _Optional[bool] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("done_blocks", "total_blocks", "done_bytes", "findings")
     done_blocks: int
     total_blocks: int
     done_bytes: int
@@ -248,18 +214,11 @@ class VerifyResponse(_message.Message):
     def __init__(self, done_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., done_bytes: _Optional[int] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping[str, object]]]] = ...) -> None: ...
 
 class RemoveRequest(_message.Message):
-    __slots__ = ("selection", "dry_run")
     selection: Selection
     dry_run: bool
     def __init__(self, selection: _Optional[_Union[Selection, _Mapping[str, object]]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class RemoveResponse(_message.Message):
-    __slots__ = ("chains", "blocks", "stored_bytes", "kept", "waiting_blocks", "waiting_for")
-    class KeptEntry(_message.Message):
-        __slots__ = ("key", "value")
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     chains: int
     blocks: int
     stored_bytes: int
@@ -269,7 +228,6 @@ class RemoveResponse(_message.Message):
     def __init__(self, chains: _Optional[int] = ..., blocks: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., kept: _Optional[_Mapping[str, int]] = ..., waiting_blocks: _Optional[int] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class CollectRequest(_message.Message):
-    __slots__ = ("older_than_seconds", "ask_models", "models", "dry_run", "ask_builds", "builds")
     older_than_seconds: float
     ask_models: bool
     models: _containers.RepeatedScalarFieldContainer[str]
@@ -279,12 +237,6 @@ class CollectRequest(_message.Message):
     def __init__(self, older_than_seconds: _Optional[float] = ..., ask_models: _Optional[bool] = ..., models: _Optional[_Iterable[str]] = ..., dry_run: _Optional[bool] = ..., ask_builds: _Optional[bool] = ..., builds: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Waste(_message.Message):
-    __slots__ = ("kind", "files", "stored_bytes", "kept")
-    class KeptEntry(_message.Message):
-        __slots__ = ("key", "value")
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     kind: str
     files: int
     stored_bytes: int
@@ -292,6 +244,5 @@ class Waste(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., files: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., kept: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class CollectResponse(_message.Message):
-    __slots__ = ("waste",)
     waste: _containers.RepeatedCompositeFieldContainer[Waste]
     def __init__(self, waste: _Optional[_Iterable[_Union[Waste, _Mapping[str, object]]]] = ...) -> None: ...

@@ -8,27 +8,23 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SegmentKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
     SEGMENT_KIND_UNSPECIFIED: _ClassVar[SegmentKind]
     SEGMENT_KIND_K: _ClassVar[SegmentKind]
     SEGMENT_KIND_V: _ClassVar[SegmentKind]
 
 class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
     ENCODING_UNSPECIFIED: _ClassVar[Encoding]
     ENCODING_RAW: _ClassVar[Encoding]
     ENCODING_ZSTD: _ClassVar[Encoding]
     ENCODING_Q8_0: _ClassVar[Encoding]
 
 class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
     TIER_UNSPECIFIED: _ClassVar[Tier]
     TIER_RAM: _ClassVar[Tier]
     TIER_LOCAL: _ClassVar[Tier]
     TIER_REMOTE: _ClassVar[Tier]
 
 class Shortfall(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
     SHORTFALL_UNSPECIFIED: _ClassVar[Shortfall]
     SHORTFALL_NOTHING_STORED: _ClassVar[Shortfall]
     SHORTFALL_ENDS: _ClassVar[Shortfall]
@@ -92,7 +88,6 @@ SHORTFALL_STATE_MISSING: Shortfall
 SHORTFALL_UNCHECKED: Shortfall
 
 class Segment(_message.Message):
-    __slots__ = ("child", "layer", "kind", "encoding", "dtype", "row_bytes", "offset", "stored_bytes", "crc32c", "raw_crc32c", "plane_bytes")
     child: int
     layer: int
     kind: SegmentKind
@@ -107,7 +102,6 @@ class Segment(_message.Message):
     def __init__(self, child: _Optional[int] = ..., layer: _Optional[int] = ..., kind: _Optional[_Union[SegmentKind, str]] = ..., encoding: _Optional[_Union[Encoding, str]] = ..., dtype: _Optional[str] = ..., row_bytes: _Optional[int] = ..., offset: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., crc32c: _Optional[int] = ..., raw_crc32c: _Optional[int] = ..., plane_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BlockHeader(_message.Message):
-    __slots__ = ("namespace", "key", "parent", "first_position", "tokens", "extras", "segments", "created_unix_seconds", "raw_payload_offset", "cells", "window", "fingerprint")
     namespace: bytes
     key: bytes
     parent: bytes
@@ -123,24 +117,20 @@ class BlockHeader(_message.Message):
     def __init__(self, namespace: _Optional[bytes] = ..., key: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., first_position: _Optional[int] = ..., tokens: _Optional[bytes] = ..., extras: _Optional[_Iterable[_Union[Extra, _Mapping[str, object]]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping[str, object]]]] = ..., created_unix_seconds: _Optional[int] = ..., raw_payload_offset: _Optional[int] = ..., cells: _Optional[_Iterable[int]] = ..., window: _Optional[_Iterable[bytes]] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class Extra(_message.Message):
-    __slots__ = ("row", "digest")
     row: int
     digest: bytes
     def __init__(self, row: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Namespace(_message.Message):
-    __slots__ = ("fields",)
     fields: _containers.RepeatedCompositeFieldContainer[NamespaceField]
     def __init__(self, fields: _Optional[_Iterable[_Union[NamespaceField, _Mapping[str, object]]]] = ...) -> None: ...
 
 class NamespaceField(_message.Message):
-    __slots__ = ("name", "value")
     name: str
     value: str
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class HasRequest(_message.Message):
-    __slots__ = ("namespace", "keys", "tokens", "block_tokens", "by_rows", "fingerprints", "extras", "least_tokens")
     namespace: bytes
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     tokens: bytes
@@ -152,7 +142,6 @@ class HasRequest(_message.Message):
     def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., tokens: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., by_rows: _Optional[bool] = ..., fingerprints: _Optional[_Iterable[bytes]] = ..., extras: _Optional[_Iterable[_Union[Extra, _Mapping[str, object]]]] = ..., least_tokens: _Optional[int] = ...) -> None: ...
 
 class BlockInfo(_message.Message):
-    __slots__ = ("key", "rows", "block_rows", "tier", "stored_bytes", "expected_seconds", "raw_bytes", "fingerprint", "attached")
     key: bytes
     rows: int
     block_rows: int
@@ -165,7 +154,6 @@ class BlockInfo(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., rows: _Optional[int] = ..., block_rows: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., stored_bytes: _Optional[int] = ..., expected_seconds: _Optional[float] = ..., raw_bytes: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., attached: _Optional[_Iterable[_Union[AttachedBlock, _Mapping[str, object]]]] = ...) -> None: ...
 
 class AttachedBlock(_message.Message):
-    __slots__ = ("key", "stored_bytes", "expected_seconds", "raw_bytes")
     key: bytes
     stored_bytes: int
     expected_seconds: float
@@ -173,13 +161,11 @@ class AttachedBlock(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., stored_bytes: _Optional[int] = ..., expected_seconds: _Optional[float] = ..., raw_bytes: _Optional[int] = ...) -> None: ...
 
 class HasResponse(_message.Message):
-    __slots__ = ("blocks", "matched_tokens")
     blocks: _containers.RepeatedCompositeFieldContainer[BlockInfo]
     matched_tokens: int
     def __init__(self, blocks: _Optional[_Iterable[_Union[BlockInfo, _Mapping[str, object]]]] = ..., matched_tokens: _Optional[int] = ...) -> None: ...
 
 class BlockOffer(_message.Message):
-    __slots__ = ("key", "parent", "file_bytes", "tail")
     key: bytes
     parent: bytes
     file_bytes: int
@@ -187,7 +173,6 @@ class BlockOffer(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., file_bytes: _Optional[int] = ..., tail: _Optional[bool] = ...) -> None: ...
 
 class PutRequest(_message.Message):
-    __slots__ = ("open", "reserve", "commit", "inline")
     open: PutOpen
     reserve: PutReserve
     commit: PutCommit
@@ -195,39 +180,32 @@ class PutRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[PutOpen, _Mapping[str, object]]] = ..., reserve: _Optional[_Union[PutReserve, _Mapping[str, object]]] = ..., commit: _Optional[_Union[PutCommit, _Mapping[str, object]]] = ..., inline: _Optional[_Union[PutInline, _Mapping[str, object]]] = ...) -> None: ...
 
 class PutOpen(_message.Message):
-    __slots__ = ("namespace", "description", "block_tokens")
     namespace: bytes
     description: Namespace
     block_tokens: int
     def __init__(self, namespace: _Optional[bytes] = ..., description: _Optional[_Union[Namespace, _Mapping[str, object]]] = ..., block_tokens: _Optional[int] = ...) -> None: ...
 
 class PutReserve(_message.Message):
-    __slots__ = ("offers",)
     offers: _containers.RepeatedCompositeFieldContainer[BlockOffer]
     def __init__(self, offers: _Optional[_Iterable[_Union[BlockOffer, _Mapping[str, object]]]] = ...) -> None: ...
 
 class PutCommit(_message.Message):
-    __slots__ = ("reservation_ids",)
     reservation_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, reservation_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PutInline(_message.Message):
-    __slots__ = ("key", "part", "last")
     key: bytes
     part: bytes
     last: bool
     def __init__(self, key: _Optional[bytes] = ..., part: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class PutResponse(_message.Message):
-    __slots__ = ("reserved", "committed")
     reserved: PutReserved
     committed: PutCommitted
     def __init__(self, reserved: _Optional[_Union[PutReserved, _Mapping[str, object]]] = ..., committed: _Optional[_Union[PutCommitted, _Mapping[str, object]]] = ...) -> None: ...
 
 class Reservation(_message.Message):
-    __slots__ = ("outcome", "id", "path", "reason")
     class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
         OUTCOME_UNSPECIFIED: _ClassVar[Reservation.Outcome]
         OUTCOME_RESERVED: _ClassVar[Reservation.Outcome]
         OUTCOME_PRESENT: _ClassVar[Reservation.Outcome]
@@ -245,23 +223,19 @@ class Reservation(_message.Message):
     def __init__(self, outcome: _Optional[_Union[Reservation.Outcome, str]] = ..., id: _Optional[int] = ..., path: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PutReserved(_message.Message):
-    __slots__ = ("reservations",)
     reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
     def __init__(self, reservations: _Optional[_Iterable[_Union[Reservation, _Mapping[str, object]]]] = ...) -> None: ...
 
 class Committed(_message.Message):
-    __slots__ = ("stored", "reason")
     stored: bool
     reason: str
     def __init__(self, stored: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PutCommitted(_message.Message):
-    __slots__ = ("results",)
     results: _containers.RepeatedCompositeFieldContainer[Committed]
     def __init__(self, results: _Optional[_Iterable[_Union[Committed, _Mapping[str, object]]]] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("namespace", "keys", "inline", "batch")
     namespace: bytes
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     inline: bool
@@ -269,7 +243,6 @@ class GetRequest(_message.Message):
     def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ..., inline: _Optional[bool] = ..., batch: _Optional[bool] = ...) -> None: ...
 
 class GetResponse(_message.Message):
-    __slots__ = ("key", "lease_id", "found", "tier", "path", "file_bytes", "part", "more")
     key: bytes
     lease_id: int
     found: bool
@@ -281,47 +254,39 @@ class GetResponse(_message.Message):
     def __init__(self, key: _Optional[bytes] = ..., lease_id: _Optional[int] = ..., found: _Optional[bool] = ..., tier: _Optional[_Union[Tier, str]] = ..., path: _Optional[bytes] = ..., file_bytes: _Optional[int] = ..., part: _Optional[bytes] = ..., more: _Optional[_Iterable[_Union[GetResponse, _Mapping[str, object]]]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("lease_id",)
     lease_id: int
     def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
 
 class ReleaseResponse(_message.Message):
-    __slots__ = ()
     def __init__(self) -> None: ...
 
 class RemoveSeqRequest(_message.Message):
-    __slots__ = ("namespace", "keys")
     namespace: bytes
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, namespace: _Optional[bytes] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class RemoveSeqResponse(_message.Message):
-    __slots__ = ("removed_blocks", "removed_bytes")
     removed_blocks: int
     removed_bytes: int
     def __init__(self, removed_blocks: _Optional[int] = ..., removed_bytes: _Optional[int] = ...) -> None: ...
 
 class ReportCorruptRequest(_message.Message):
-    __slots__ = ("namespace", "key", "detail")
     namespace: bytes
     key: bytes
     detail: str
     def __init__(self, namespace: _Optional[bytes] = ..., key: _Optional[bytes] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class ReportCorruptResponse(_message.Message):
-    __slots__ = ("quarantined",)
     quarantined: bool
     def __init__(self, quarantined: _Optional[bool] = ...) -> None: ...
 
 class ShortfallCount(_message.Message):
-    __slots__ = ("reason", "requests", "tokens")
     reason: Shortfall
     requests: int
     tokens: int
     def __init__(self, reason: _Optional[_Union[Shortfall, str]] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class LastRequest(_message.Message):
-    __slots__ = ("prompt_tokens", "memory_tokens", "restored_tokens", "shortfall", "at_token")
     prompt_tokens: int
     memory_tokens: int
     restored_tokens: int
@@ -330,7 +295,6 @@ class LastRequest(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., shortfall: _Optional[_Union[Shortfall, str]] = ..., at_token: _Optional[int] = ...) -> None: ...
 
 class RunnerReport(_message.Message):
-    __slots__ = ("pid", "engine", "model", "tiered", "reason", "namespace", "requests", "prompt_tokens", "memory_tokens", "restored_tokens", "recomputed_tokens", "prefill_tokens_per_second", "snapshot_blocks", "skipped_by_gate", "failures", "last_restore", "cpu_attention", "memory_short_tokens", "started_unix_seconds", "prefill_tokens", "prefill_seconds", "restore_seconds", "caches", "to_store", "shortfalls", "last_request", "min_tokens", "cache_memory")
     pid: int
     engine: str
     model: str
@@ -362,7 +326,6 @@ class RunnerReport(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ..., cpu_attention: _Optional[str] = ..., memory_short_tokens: _Optional[int] = ..., started_unix_seconds: _Optional[float] = ..., prefill_tokens: _Optional[int] = ..., prefill_seconds: _Optional[float] = ..., restore_seconds: _Optional[float] = ..., caches: _Optional[str] = ..., to_store: _Optional[int] = ..., shortfalls: _Optional[_Iterable[_Union[ShortfallCount, _Mapping[str, object]]]] = ..., last_request: _Optional[_Union[LastRequest, _Mapping[str, object]]] = ..., min_tokens: _Optional[int] = ..., cache_memory: _Optional[_Union[CacheMemory, _Mapping[str, object]]] = ...) -> None: ...
 
 class CacheMemory(_message.Message):
-    __slots__ = ("device_layers", "device_bytes", "pinned_layers", "pinned_bytes", "host_layers", "host_bytes", "paging_asked", "in_turn", "mirrored_bytes")
     device_layers: int
     device_bytes: int
     pinned_layers: int
@@ -375,7 +338,6 @@ class CacheMemory(_message.Message):
     def __init__(self, device_layers: _Optional[int] = ..., device_bytes: _Optional[int] = ..., pinned_layers: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., host_layers: _Optional[int] = ..., host_bytes: _Optional[int] = ..., paging_asked: _Optional[bool] = ..., in_turn: _Optional[bool] = ..., mirrored_bytes: _Optional[int] = ...) -> None: ...
 
 class RestoreReport(_message.Message):
-    __slots__ = ("tokens", "bytes", "lookup_seconds", "fetch_seconds", "verify_seconds", "copy_seconds", "memcpy_seconds", "memcpy_all_seconds")
     tokens: int
     bytes: int
     lookup_seconds: float
@@ -387,11 +349,9 @@ class RestoreReport(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., lookup_seconds: _Optional[float] = ..., fetch_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., copy_seconds: _Optional[float] = ..., memcpy_seconds: _Optional[float] = ..., memcpy_all_seconds: _Optional[float] = ...) -> None: ...
 
 class ReportRunnerResponse(_message.Message):
-    __slots__ = ()
     def __init__(self) -> None: ...
 
 class LoadedFile(_message.Message):
-    __slots__ = ("path", "device", "inode", "size_bytes", "mtime_ns", "ctime_ns")
     path: bytes
     device: int
     inode: int
@@ -401,14 +361,11 @@ class LoadedFile(_message.Message):
     def __init__(self, path: _Optional[bytes] = ..., device: _Optional[int] = ..., inode: _Optional[int] = ..., size_bytes: _Optional[int] = ..., mtime_ns: _Optional[int] = ..., ctime_ns: _Optional[int] = ...) -> None: ...
 
 class CheckFilesRequest(_message.Message):
-    __slots__ = ("files",)
     files: _containers.RepeatedCompositeFieldContainer[LoadedFile]
     def __init__(self, files: _Optional[_Iterable[_Union[LoadedFile, _Mapping[str, object]]]] = ...) -> None: ...
 
 class CheckFilesResponse(_message.Message):
-    __slots__ = ("state", "reason", "sha256")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[CheckFilesResponse.State]
         STATE_PENDING: _ClassVar[CheckFilesResponse.State]
         STATE_SOUND: _ClassVar[CheckFilesResponse.State]
@@ -423,16 +380,13 @@ class CheckFilesResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[CheckFilesResponse.State, str]] = ..., reason: _Optional[str] = ..., sha256: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class StatRequest(_message.Message):
-    __slots__ = ()
     def __init__(self) -> None: ...
 
 class StatForEngines(_message.Message):
-    __slots__ = ("tiers", "by_rows")
     tiers: _containers.RepeatedCompositeFieldContainer[TierFolder]
     by_rows: bool
     def __init__(self, tiers: _Optional[_Iterable[_Union[TierFolder, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ...) -> None: ...
 
 class TierFolder(_message.Message):
-    __slots__ = ("directory",)
     directory: bytes
     def __init__(self, directory: _Optional[bytes] = ...) -> None: ...
