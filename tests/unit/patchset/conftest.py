@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from ollama_tiering.patchset import finished, manifest
+from ollama_tiering.patchset import build, finished, manifest
+from ollama_tiering.patchset.plan import BuildOptions
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
 
@@ -241,3 +242,14 @@ def fake_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTools:
         (folder / name).symlink_to(real)
     monkeypatch.setenv("PATH", str(folder))
     return tools
+
+
+Make = Callable[[BuildOptions], Path]
+
+
+@pytest.fixture
+def make(
+    patchset: manifest.Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+) -> Make:
+    """Builds with the tools that stand in."""
+    return lambda options: build.build(options, patchset, cache, report)

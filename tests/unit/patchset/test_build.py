@@ -13,11 +13,10 @@ from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
 from ollama_tiering.patchset import build, estimate, finished, go_env, manifest
 from ollama_tiering.patchset.finished import source_of
 from ollama_tiering.patchset.go_env import go_environment
-from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import run
 from ollama_tiering.patchset.upstream import SourceCache
-from tests.unit.patchset.conftest import FAKE_GO, FakeTools
+from tests.unit.patchset.conftest import FAKE_GO, FakeTools, Make
 
 NATIVE = build.BuildOptions(tag="v0.16.0", cpu="native", cuda="off")
 VARIANTS = replace(NATIVE, cpu="variants")
@@ -32,11 +31,9 @@ def _newest(options: build.BuildOptions) -> Path:
     return finished.programs(build.plan(options).name)[0]
 
 
-def test_native_needs_no_cmake_and_compiles_for_this_cpu(
-    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
-) -> None:
+def test_native_needs_no_cmake_and_compiles_for_this_cpu(fake_tools: FakeTools, make: Make) -> None:
     fake_tools.remove("cmake")
-    binary = build.build(NATIVE, patchset, cache, report)
+    binary = make(NATIVE)
     assert binary == _newest(NATIVE)
     assert binary.read_text().startswith("built with -O3 -march=native -DTIERING_CPU_")
     assert "tierInit" in (source_of(binary) / "kvcache/causal.go").read_text()
@@ -46,14 +43,10 @@ def test_native_needs_no_cmake_and_compiles_for_this_cpu(
 
 
 def test_the_first_build_compiles_cpp_while_modules_are_fetched(
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
-    monkeypatch: pytest.MonkeyPatch,
+    fake_tools: FakeTools, monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
     monkeypatch.setattr(estimate, "is_first", lambda _cache: True)
-    build.build(replace(NATIVE, go_tags=("x",)), patchset, cache, report)
+    make(replace(NATIVE, go_tags=("x",)))
     early, whole = fake_tools.calls("go build")
     assert early.split()[-2:] == list(build._WITHOUT_MODULES)
     options = early.removesuffix(" ".join(build._WITHOUT_MODULES))
@@ -63,10 +56,8 @@ def test_the_first_build_compiles_cpp_while_modules_are_fetched(
         assert package.startswith("./")
 
 
-def test_variants_run_upstreams_presets_first(
-    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
-) -> None:
-    binary = build.build(VARIANTS, patchset, cache, report)
+def test_variants_run_upstreams_presets_first(fake_tools: FakeTools, make: Make) -> None:
+    binary = make(VARIANTS)
     assert fake_tools.calls("cmake --") == [
         "cmake --version",
         "cmake --preset CPU -DCMAKE_CUDA_COMPILER=NOTFOUND",
@@ -77,13 +68,11 @@ def test_variants_run_upstreams_presets_first(
     assert not finished.programs("v0.16.0-native")
 
 
-def test_nothing_changed_compiles_nothing_and_is_quick(
-    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
-) -> None:
-    build.build(VARIANTS, patchset, cache, report)
+def test_nothing_changed_compiles_nothing_and_is_quick(fake_tools: FakeTools, make: Make) -> None:
+    make(VARIANTS)
     count = len(fake_tools.calls("go build")) + len(fake_tools.calls("cmake"))
     started = time.monotonic()
-    build.build(VARIANTS, patchset, cache, report)
+    make(VARIANTS)
     assert time.monotonic() - started < 5
     assert len(fake_tools.calls("go build")) + len(fake_tools.calls("cmake")) == count
 
@@ -104,67 +93,55 @@ def test_a_changed_overlay_file_compiles_again_in_the_same_tree(
 
 
 @pytest.mark.parametrize("damage", ["deleted", "overwritten"])
-def test_a_lost_binary_is_built_again(
-    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools, damage: str
-) -> None:
-    binary = build.build(NATIVE, patchset, cache, report)
+def test_a_lost_binary_is_built_again(damage: str, make: Make) -> None:
+    binary = make(NATIVE)
     wanted = binary.read_text()
     binary.unlink()
     if damage == "overwritten":
         binary.write_text("")
-    assert build.build(NATIVE, patchset, cache, report).read_text() == wanted
+    assert make(NATIVE).read_text() == wanted
 
 
 def test_other_flags_or_another_go_compile_again(
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
-    monkeypatch: pytest.MonkeyPatch,
+    fake_tools: FakeTools, monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
-    build.build(NATIVE, patchset, cache, report)
+    make(NATIVE)
     monkeypatch.setenv("CGO_CFLAGS", "-O1")
-    assert build.build(NATIVE, patchset, cache, report).read_text() == "built with -O1\n"
+    assert make(NATIVE).read_text() == "built with -O1\n"
     assert len(fake_tools.calls("go build")) == 2
 
 
-def test_stock_is_built_beside_without_the_patch_set(
-    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
-) -> None:
-    patched = build.build(NATIVE, patchset, cache, report)
-    stock = build.build(replace(NATIVE, stock=True), patchset, cache, report)
+def test_stock_is_built_beside_without_the_patch_set(make: Make) -> None:
+    patched = make(NATIVE)
+    stock = make(replace(NATIVE, stock=True))
     assert "tierInit" not in (source_of(stock) / "kvcache/causal.go").read_text()
     assert build.built_binaries() == [patched]
 
 
 def test_build_tags_make_a_binary_beside_the_ordinary_one(
-    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+    fake_tools: FakeTools, make: Make
 ) -> None:
-    plain = build.build(NATIVE, patchset, cache, report)
-    tagged = build.build(replace(NATIVE, go_tags=("x",)), patchset, cache, report)
+    plain = make(NATIVE)
+    tagged = make(replace(NATIVE, go_tags=("x",)))
     assert (source_of(tagged), tagged.name) == (source_of(plain), "ollama-x")
     assert "-tags x" in fake_tools.calls("go build")[1]
-    build.build(NATIVE, patchset, cache, report)
+    make(NATIVE)
     assert len(fake_tools.calls("go build")) == 2
 
 
 def test_a_compile_failure_names_the_log_and_its_last_lines(
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
     monkeypatch.setenv("FAKE_GO_FAILS", "kvcache/tier.go:3: undefined: nonsense")
     with pytest.raises(BuildError, match=r"exit code 1; log: .*build\.log") as caught:
-        build.build(NATIVE, patchset, cache, report)
+        make(NATIVE)
     assert caught.value.exit_code == 7
     assert "undefined: nonsense" in caught.value.message
     log = build.plan(NATIVE).log.read_text()
     assert log.startswith("+ ")
     assert "undefined: nonsense" in log
     monkeypatch.delenv("FAKE_GO_FAILS")
-    assert build.build(NATIVE, patchset, cache, report).is_file()
+    assert make(NATIVE).is_file()
 
 
 @pytest.mark.parametrize(
@@ -176,52 +153,37 @@ def test_a_compile_failure_names_the_log_and_its_last_lines(
     ],
 )
 def test_known_causes_get_their_cure(
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
-    monkeypatch: pytest.MonkeyPatch,
-    output: str,
-    said: str,
+    monkeypatch: pytest.MonkeyPatch, output: str, said: str, make: Make
 ) -> None:
     monkeypatch.setenv("FAKE_GO_FAILS", output)
     with pytest.raises(BuildError) as caught:
-        build.build(NATIVE, patchset, cache, report)
+        make(NATIVE)
     assert said in f"{caught.value.message} {caught.value.hint}"
 
 
 @pytest.mark.parametrize(("gone", "said"), [("gcc", "C compiler"), ("g++", r"C\+\+ compiler")])
 def test_a_missing_compiler_says_how_to_install_one(
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
-    gone: str,
-    said: str,
+    fake_tools: FakeTools, gone: str, said: str, make: Make
 ) -> None:
     fake_tools.remove(gone)
     fake_tools.add("apt-get", "")
     with pytest.raises(MissingTool, match=said) as caught:
-        build.build(NATIVE, patchset, cache, report)
+        make(NATIVE)
     assert caught.value.exit_code == 6
     assert "apt-get install build-essential" in str(caught.value.hint)
 
 
-def test_cuda_on_without_nvcc_is_a_missing_tool(
-    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
-) -> None:
+def test_cuda_on_without_nvcc_is_a_missing_tool(make: Make) -> None:
     if Path("/usr/local/cuda/bin/nvcc").exists():
         pytest.skip("this machine has a CUDA toolkit at the usual place")
     with pytest.raises(MissingTool, match="nvcc"):
-        build.build(replace(NATIVE, cuda="on"), patchset, cache, report)
+        make(replace(NATIVE, cuda="on"))
 
 
-def test_cuda_goes_through_the_preset_of_its_version(
-    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
-) -> None:
+def test_cuda_goes_through_the_preset_of_its_version(fake_tools: FakeTools, make: Make) -> None:
     fake_tools.add("nvcc", 'echo "Cuda compilation tools, release 12.8, V12.8.93"')
     options = replace(VARIANTS, cuda="auto", cuda_arch="90")
-    binary = build.build(options, patchset, cache, report)
+    binary = make(options)
     assert binary.parents[1].name == "v0.16.0-variants-cuda12"
     calls = fake_tools.calls("cmake --")
     nvcc = fake_tools.bin / "nvcc"
@@ -231,34 +193,21 @@ def test_cuda_goes_through_the_preset_of_its_version(
     assert [call.split("--preset ")[1].split(" --")[0] for call in calls[2:]] == ["CPU", "CUDA 12"]
 
 
-def test_a_cuda_without_preset_is_unsupported(
-    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
-) -> None:
+def test_a_cuda_without_preset_is_unsupported(fake_tools: FakeTools, make: Make) -> None:
     fake_tools.add("nvcc", 'echo "release 10.2"')
     with pytest.raises(UnsupportedUpstream, match="no preset for CUDA 10"):
-        build.build(replace(NATIVE, cuda="on"), patchset, cache, report)
+        make(replace(NATIVE, cuda="on"))
 
 
-def test_an_unpinned_tag_needs_allow_untested(
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
-    upstream_repo: Path,
-) -> None:
+def test_an_unpinned_tag_needs_allow_untested(upstream_repo: Path, make: Make) -> None:
     options = replace(NATIVE, tag="v0.18.0")
     with pytest.raises(UnsupportedUpstream):
-        build.build(options, patchset, cache, report)
+        make(options)
 
 
 @pytest.mark.parametrize("named", [None, "clang-15"])
 def test_go_is_told_of_the_compiler_that_is_there(
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
-    monkeypatch: pytest.MonkeyPatch,
-    named: str | None,
+    fake_tools: FakeTools, monkeypatch: pytest.MonkeyPatch, named: str | None, make: Make
 ) -> None:
     """By itself it looks for gcc and g++. What the person names counts before all."""
     for name in ("gcc", "g++"):
@@ -268,7 +217,7 @@ def test_go_is_told_of_the_compiler_that_is_there(
     if named:
         monkeypatch.setenv("CC", named)
     fake_tools.add("go", FAKE_GO.replace("built with", "$CC $CXX"))
-    binary = build.build(NATIVE, patchset, cache, report)
+    binary = make(NATIVE)
     assert binary.read_text().split()[:2] == [named or "clang", "clang++"]
 
 
@@ -340,15 +289,11 @@ def test_the_target_is_ours_whatever_go_was_told(
 
 
 def test_every_call_of_go_has_it(
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
-    monkeypatch: pytest.MonkeyPatch,
+    fake_tools: FakeTools, monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
     monkeypatch.setenv("GOARCH", "s390x")
     fake_tools.add("go", f'echo "$GOARCH|$GO111MODULE|$GOENV $*" >>"{fake_tools.log}"\n{FAKE_GO}')
-    build.build(NATIVE, patchset, cache, report)
+    make(NATIVE)
     calls = fake_tools.calls("|") + fake_tools.calls("s390x|")
     assert len(calls) >= 3
     assert all(call.startswith("|on|off ") for call in calls)

@@ -13,7 +13,7 @@ from ollama_tiering.patchset.failure import DoesNotCompile
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
-from tests.unit.patchset.conftest import FakeTools
+from tests.unit.patchset.conftest import FakeTools, Make
 
 NATIVE = build.BuildOptions(tag="v0.16.0", cpu="native", cuda="off")
 TAG = {"tag": "v0.16.0", "cuda": "off"}
@@ -56,11 +56,9 @@ def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning:")]
 
 
-def test_the_linker_is_heard_and_not_its_objects(
-    world: FakeTools, patchset: Patchset, cache: SourceCache, report: Report
-) -> None:
+def test_the_linker_is_heard_and_not_its_objects(world: FakeTools, make: Make) -> None:
     with pytest.raises(DoesNotCompile) as caught:
-        build.build(NATIVE, patchset, cache, report)
+        make(NATIVE)
     first, *told = caught.value.message.splitlines()
     assert first.startswith("go failed with exit code 1; log: ")
     assert told == [
@@ -70,11 +68,7 @@ def test_the_linker_is_heard_and_not_its_objects(
 
 
 def test_the_first_errors_are_shown_however_much_follows(
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
     noise = "\n".join(f"x.h:{n}: note: here, error: or there" for n in range(400))
     said = (
@@ -83,7 +77,7 @@ def test_the_first_errors_are_shown_however_much_follows(
     monkeypatch.setenv("FAKE_GO_FAILS", said)
     for _ in range(2):  # the log of an earlier build is not read
         with pytest.raises(DoesNotCompile) as caught:
-            build.build(NATIVE, patchset, cache, report)
+            make(NATIVE)
         _, *told = caught.value.message.splitlines()
         assert told[0] == "  old.c:1: error: the first"
         assert len(told) == 2

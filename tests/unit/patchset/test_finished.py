@@ -26,7 +26,7 @@ from ollama_tiering.patchset.llama_server import tree_use
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
-from tests.unit.patchset.conftest import FakeTools, snapshot
+from tests.unit.patchset.conftest import FakeTools, Make, snapshot
 
 NATIVE = build.BuildOptions(tag="v0.16.0", cpu="native", cuda="off")
 VARIANTS = replace(NATIVE, cpu="variants")
@@ -48,9 +48,9 @@ def cmake(fake_tools: FakeTools, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def served(patchset: Patchset, cache: SourceCache, report: Report, cmake: None) -> Path:
+def served(cmake: None, make: Make) -> Path:
     """The program of a build that somebody serves from: this process."""
-    binary = build.build(VARIANTS, patchset, cache, report)
+    binary = make(VARIANTS)
     assert (binary.parent / "build/lib/ollama/libggml-cpu-haswell.so").is_file()
     return binary
 
@@ -232,12 +232,7 @@ def test_a_build_that_another_user_holds_for_itself_is_started_all_the_same(
     "damage", ["library gone", "library changed", "record gone", "folder gone"]
 )
 def test_what_is_gone_of_a_build_is_said_and_built_again(
-    served: Path,
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    monkeypatch: pytest.MonkeyPatch,
-    damage: str,
+    served: Path, monkeypatch: pytest.MonkeyPatch, damage: str, make: Make
 ) -> None:
     said: list[str] = []
     watch = BuildWatch(lambda: served, said.append)
@@ -263,7 +258,7 @@ def test_what_is_gone_of_a_build_is_said_and_built_again(
     assert "other, slower code" in said[0]
     assert len(build_watch.harmed()) == 1
     assert str(os.getpid()) in build_watch.harmed()[0]
-    assert build.build(VARIANTS, patchset, cache, report) == served
+    assert make(VARIANTS) == served
     assert finished.harm(served) == ""
     assert library.read_text() == " cpu\n"
     watch()
@@ -296,11 +291,9 @@ def test_programs_elsewhere_are_no_builds_of_ours(tmp_path: Path) -> None:
     assert finished.source_of(program) == program.parent
 
 
-def test_a_build_for_another_processor_is_never_started_here(
-    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
-) -> None:
+def test_a_build_for_another_processor_is_never_started_here(make: Make) -> None:
     for options in (replace(NATIVE, goarch="arm64"), replace(NATIVE, march="x86-64-v2")):
-        binary = build.build(options, patchset, cache, report)
+        binary = make(options)
         assert binary.is_file()
         assert "-for-" in binary.parents[1].name
     assert build.built_binaries() == []

@@ -27,7 +27,7 @@ from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.plan import BuildOptions, plan
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
-from tests.unit.patchset.conftest import FakeTools
+from tests.unit.patchset.conftest import FakeTools, Make
 from tests.unit.patchset.fake_stock import library, ollama, program
 from tests.unit.patchset.test_release_archive import archive
 
@@ -67,10 +67,8 @@ def _of(place: Path, **options: object) -> BuildOptions:
 
 
 @pytest.fixture
-def built(
-    place: Path, patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
-) -> Path:
-    return build.build(_of(place), patchset, cache, report)
+def built(place: Path, make: Make) -> Path:
+    return make(_of(place))
 
 
 def test_libraries_lie_where_the_loader_looks(built: Path, place: Path) -> None:
@@ -93,38 +91,28 @@ def test_libraries_lie_where_the_loader_looks(built: Path, place: Path) -> None:
 
 
 def test_a_build_for_every_processor_keeps_its_own_base(
-    place: Path, patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+    place: Path, fake_tools: FakeTools, make: Make
 ) -> None:
     """Upstream's own build makes one, with the CPU libraries that load it."""
     mkdir = shutil.which("mkdir", path="/bin:/usr/bin")
     script = f"{mkdir} -p build/lib/ollama; echo own >build/lib/ollama/libggml-base.so.0\n"
     fake_tools.add("cmake", f'[ "$1" = --version ] && echo version 3.25.1 && exit\n{script}')
-    binary = build.build(_of(place, cpu="variants"), patchset, cache, report)
+    binary = make(_of(place, cpu="variants"))
     assert (binary.parent / BELOW / "libggml-base.so.0").read_text() == "own\n"
     assert (binary.parent / BELOW / "cuda_v12" / LIBRARY).is_file()
 
 
 def test_nothing_changed_copies_and_compiles_nothing(
-    built: Path,
-    place: Path,
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
+    built: Path, place: Path, fake_tools: FakeTools, make: Make
 ) -> None:
     before = {path: path.lstat() for path in (built.parent / BELOW).rglob("*")}
-    assert build.build(_of(place), patchset, cache, report) == built
+    assert make(_of(place)) == built
     assert {path: path.lstat() for path in (built.parent / BELOW).rglob("*")} == before
     assert len(fake_tools.calls("go build")) == 1
 
 
 def test_an_update_of_the_stock_ollama_is_taken_over_under_another_name(
-    built: Path,
-    place: Path,
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
+    built: Path, place: Path, fake_tools: FakeTools, make: Make
 ) -> None:
     """The name of the build is that of everything it stores: other kernels, other bits."""
     fresh = library(
@@ -133,7 +121,7 @@ def test_an_update_of_the_stock_ollama_is_taken_over_under_another_name(
         needed=["libggml-base.so.0"],
     )
     shutil.rmtree(place / "lib/ollama/cuda_v13")
-    target = build.build(_of(place), patchset, cache, report).parent / BELOW
+    target = make(_of(place)).parent / BELOW
     assert (target / "cuda_v12" / LIBRARY).read_bytes() == fresh.read_bytes()
     assert not (target / "cuda_v13").exists()
     assert len(fake_tools.calls("go build")) == 2
@@ -153,125 +141,83 @@ def test_the_name_of_a_build_covers_the_library(place: Path, patchset: Patchset)
     assert len({without, first, second}) == 3
 
 
-def test_a_changed_shim_is_compiled_again(
-    built: Path,
-    place: Path,
-    shim: Path,
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
-) -> None:
+def test_a_changed_shim_is_compiled_again(built: Path, place: Path, shim: Path, make: Make) -> None:
     (shim / "device.cpp").write_text("int better;")
-    second = build.build(_of(place), patchset, cache, report)
+    second = make(_of(place))
     for folder in ("cuda_v12", "cuda_v13"):
         assert (second.parent / BELOW / folder / SHIM).read_text() == "int better;"
         assert (built.parent / BELOW / folder / SHIM).read_text() == "int main;"
 
 
 def test_a_shim_that_does_not_compile_is_tried_again(
-    built: Path,
-    place: Path,
-    shim: Path,
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
+    built: Path, place: Path, shim: Path, make: Make
 ) -> None:
     (shim / "device.cpp").write_text("error")
     for _ in range(2):
         with pytest.raises(BuildError, match="no luck"):
-            build.build(_of(place), patchset, cache, report)
+            make(_of(place))
 
 
-def test_a_version_without_a_shim_builds_without(
-    place: Path,
-    shim: Path,
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
-) -> None:
+def test_a_version_without_a_shim_builds_without(place: Path, shim: Path, make: Make) -> None:
     shutil.rmtree(shim)
-    binary = build.build(_of(place), patchset, cache, report)
+    binary = make(_of(place))
     assert not list((binary.parent / BELOW).rglob(SHIM))
     assert (binary.parent / BELOW / "cuda_v12" / LIBRARY).is_file()
 
 
 def test_out_of_an_archive_it_shares_the_bytes_that_were_unpacked(
-    tmp_path: Path,
-    place: Path,
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
+    tmp_path: Path, place: Path, make: Make
 ) -> None:
     path = archive(tmp_path / "o.tgz", root=place)
-    binary = build.build(_of(path), patchset, cache, report)
+    binary = make(_of(path))
     own = binary.parent / BELOW / "cuda_v12" / LIBRARY
     assert own.read_bytes() == (place / "lib/ollama/cuda_v12" / LIBRARY).read_bytes()
     assert any(own.samefile(one) for one in release_archive.folder().rglob(LIBRARY))
 
 
-def test_of_a_build_tree_in_our_cache_it_is_a_copy(
-    place: Path, patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
-) -> None:
+def test_of_a_build_tree_in_our_cache_it_is_a_copy(place: Path, make: Make) -> None:
     """A linker writes into the file that it finds there."""
     tree = config.cache_dir() / "trees/other"
     tree.parent.mkdir(parents=True)
     place.rename(tree)
-    binary = build.build(_of(tree), patchset, cache, report)
+    binary = make(_of(tree))
     own = binary.parent / BELOW / "cuda_v12" / LIBRARY
     assert not own.samefile(tree / "lib/ollama/cuda_v12" / LIBRARY)
     assert own.read_bytes() == (tree / "lib/ollama/cuda_v12" / LIBRARY).read_bytes()
 
 
-def test_what_a_killed_run_left_is_removed(
-    built: Path,
-    place: Path,
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
-) -> None:
+def test_what_a_killed_run_left_is_removed(built: Path, place: Path, make: Make) -> None:
     target = source_of(built) / BELOW
     shutil.rmtree(built.parent)
     for name in (".filling-x/cuda_v12", "cuda_v11"):
         (target / name).mkdir(parents=True)
         (target / name / LIBRARY).write_bytes(b"half")
     (source_of(built).parent / gpu_libraries.RECORD).unlink()
-    build.build(_of(place), patchset, cache, report)
+    make(_of(place))
     target = built.parent / BELOW
     assert {path.name for path in target.iterdir()} == {"cuda_v12", "cuda_v13", "libggml-base.so.0"}
 
 
 def test_what_does_not_fit_stops_before_anything_is_compiled(
-    place: Path, patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
+    place: Path, fake_tools: FakeTools, make: Make
 ) -> None:
     program(place / "bin/ollama", "0.5.0")
     with pytest.raises(UnsupportedUpstream, match=r"0\.5\.0") as caught:
-        build.build(_of(place), patchset, cache, report)
+        make(_of(place))
     assert caught.value.exit_code == 4
     assert not fake_tools.calls("go build")
 
 
-def test_stock_without_the_patch_set_has_no_shim(
-    place: Path, patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
-) -> None:
-    binary = build.build(_of(place, stock=True), patchset, cache, report)
+def test_stock_without_the_patch_set_has_no_shim(place: Path, make: Make) -> None:
+    binary = make(_of(place, stock=True))
     assert (binary.parent / BELOW / "cuda_v12" / LIBRARY).is_file()
     assert not list((binary.parent / BELOW).rglob(SHIM))
 
 
 def test_the_same_place_by_another_name_is_the_same_build(
-    built: Path,
-    place: Path,
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
+    built: Path, place: Path, fake_tools: FakeTools, make: Make
 ) -> None:
-    assert build.build(_of(place / "lib/ollama"), patchset, cache, report) == built
+    assert make(_of(place / "lib/ollama")) == built
     assert len(fake_tools.calls("go build")) == 1
 
 
@@ -288,20 +234,15 @@ def test_other_commands_go_on_with_the_place_that_was_built_with(
 
 
 def test_of_an_archive_that_is_gone_what_was_unpacked_serves_on(
-    tmp_path: Path,
-    place: Path,
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
+    tmp_path: Path, place: Path, fake_tools: FakeTools, make: Make
 ) -> None:
     path = archive(tmp_path / "o.tgz", root=place)
-    binary = build.build(_of(path), patchset, cache, report)
+    binary = make(_of(path))
     assert stock_of_newest("v0.16.0", [binary]) == f"stock={path}"
     path.unlink()
     option = stock_of_newest("v0.16.0", [binary])
     assert option is not None
-    assert build.build(replace(NATIVE, cuda=option), patchset, cache, report) == binary
+    assert make(replace(NATIVE, cuda=option)) == binary
     assert len(fake_tools.calls("go build")) == 1
 
 
@@ -382,9 +323,7 @@ def test_an_installed_program_is_looked_at_as_ollama_does(tmp_path: Path) -> Non
     assert len(gpu_libraries.loaded_by(root / "bin/ollama", paged=False)) == 2
 
 
-def test_a_build_for_the_cpu_loads_none(
-    patchset: Patchset, cache: SourceCache, report: Report, fake_tools: FakeTools
-) -> None:
-    binary = build.build(replace(NATIVE, cuda="off"), patchset, cache, report)
+def test_a_build_for_the_cpu_loads_none(make: Make) -> None:
+    binary = make(replace(NATIVE, cuda="off"))
     assert gpu_libraries.loaded_by(binary, paged=True) == []
     assert gpu_libraries.of_stock(binary) == {}

@@ -19,7 +19,7 @@ from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.progress import PackageCount, is_package, package_total
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
-from tests.unit.patchset.conftest import FakeTools
+from tests.unit.patchset.conftest import FakeTools, Make
 
 NATIVE = build.BuildOptions(tag="v0.16.0", cpu="native", cuda="off")
 
@@ -107,15 +107,10 @@ def test_more_jobs_than_cores_do_not_help(
 
 
 def test_little_space_is_a_warning_before_anything_is_written(
-    patchset: Patchset,
-    cache: SourceCache,
-    report: Report,
-    fake_tools: FakeTools,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, make: Make
 ) -> None:
     monkeypatch.setattr(estimate, "needed_bytes", lambda native: 1 << 60)
-    build.build(NATIVE, patchset, cache, report)
+    make(NATIVE)
     assert re.search(
         r"warning: only .* free at .*; a first build takes about", capsys.readouterr().err
     )
