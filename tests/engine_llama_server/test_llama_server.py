@@ -4,6 +4,7 @@ cache in memory would have had it; and what is not sure is not stored.
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.protocol.pb import administration_pb2 as adm
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.engine_llama_server.server import Answer, LlamaServer, Starter
 from tests.sidecar import SidecarProcess
@@ -29,6 +31,10 @@ WAYS = {
     "two slots": ("llama-tiny", "-fa", "on", "-np", "2", "--no-kv-unified"),
     "biases": ("qwen2-tiny", "-fa", "on", "-np", "1"),
     "positions of several dimensions": ("qwen2vl-tiny", "-fa", "on", "-np", "1"),
+    "latent": ("mla-tiny", "-fa", "on", "-np", "1"),
+    "latent, no flash attention": ("mla-tiny", "-fa", "off", "-np", "1"),
+    "latent, q8_0": ("mla-tiny", "-fa", "on", "-np", "1", "-ctk", "q8_0", "-ctv", "q8_0"),
+    "latent, two slots": ("mla-tiny", "-fa", "on", "-np", "2", "--no-kv-unified"),
 }
 
 
@@ -286,23 +292,22 @@ def test_slots_that_share_cells_are_refused(
     assert stat.runners[0].reason == "slots that share cells (-kvu)"
 
 
-def test_a_cache_without_v_is_refused_by_name(
+def test_of_latent_attention_one_row_of_each_layer_is_stored(
     start: Starter, sidecar: SidecarProcess, rng: random.Random
 ) -> None:
-    """Where one row is both (MLA), llama.cpp has no tensor of V, and says so nowhere."""
-    prompt = text(rng, 300)
-    for flash in ("on", "off"):
-        options = ("mla-tiny", "-fa", flash, "-np", "1", "-c", "2048")
-        resident = start(*options)
-        answers = [resident.complete(prompt), resident.complete(prompt)]
-        resident.kill()
-        tiered = start(*options, sidecar=sidecar)
-        assert [tiered.complete(prompt), tiered.complete(prompt)] == answers
-        stat = sidecar.wait(lambda s: any(not one.tiered for one in s.runners), "it says why not")
-        assert {one.reason for one in stat.runners} == {
-            "K and V share rows (multi-head latent attention)"
-        }
-        tiered.kill()
+    """K and V are one row (MLA): llama.cpp has no tensor of V."""
+    tiered = start(*WAYS["latent"], "-c", "2048", sidecar=sidecar)
+    tiered.complete(text(rng, 300))
+    wait_stored(sidecar, tiered, blocks_of(300))
+    paths = list(sidecar.ram_dir.rglob("*.kvb"))
+    assert len(paths) == blocks_of(300)
+    for path in paths:
+        data = path.read_bytes()
+        meta = read_meta(buffer_reader(data), len(data))
+        assert [one.kind for one in meta.segments] == [pb.SEGMENT_KIND_K] * 4
+    (description,) = sidecar.ram_dir.rglob("namespace.json")
+    layers = json.loads(description.read_text())["layers"].split(";")
+    assert {layer.rpartition(":")[2] for layer in layers} == {"0"}, "V has no dimension"
 
 
 def damage(sidecar: SidecarProcess) -> int:
@@ -418,6 +423,7 @@ def test_without_the_variable_the_sidecar_never_hears_of_it(
         ("no-flash-attention", WAYS["V transposed"]),
         ("quantised", WAYS["q4_0"]),
         ("slots", WAYS["two slots"]),
+        ("latent", WAYS["latent"]),
         ("axes", WAYS["positions of several dimensions"]),
         ("context-shift", (*WAYS["flash attention"], "--context-shift")),
         ("windows", ("gemma3-tiny", "-fa", "on", "-np", "1")),

@@ -82,14 +82,15 @@ llama_ubatch batch_of(llama_batch_allocr & allocator, const int32_t & seq, uint3
 
 memory_parts parts_of(llama_context * ctx, std::string & why) {
     llama_memory_i * memory = llama_get_memory(ctx);
+    const bool has_v = !llama_get_model(ctx)->hparams.is_mla();
     if (memory == nullptr) {
         why = "the model has no K/V cache";
     } else if (auto * plain = exactly<llama_kv_cache>(memory)) {
-        return { plain, nullptr, false };
+        return { plain, nullptr, false, has_v };
     } else if (auto * windows = exactly<llama_kv_cache_iswa>(memory)) {
-        return { windows->get_base(), windows->get_swa(), true };
+        return { windows->get_base(), windows->get_swa(), true, has_v };
     } else if (auto * hybrid = exactly<llama_memory_hybrid>(memory)) {
-        return { hybrid->get_mem_attn(), nullptr, true };
+        return { hybrid->get_mem_attn(), nullptr, true, has_v };
     } else if (exactly<llama_memory_hybrid_iswa>(memory) != nullptr) {
         why = "recurrent layers beside sliding windows";
     } else if (exactly<llama_memory_recurrent>(memory) != nullptr) {
@@ -100,13 +101,14 @@ memory_parts parts_of(llama_context * ctx, std::string & why) {
     return {};
 }
 
-std::vector<plane> planes_of(const llama_kv_cache & cache, int32_t seq, std::string & why) {
+std::vector<plane> planes_of(const llama_kv_cache & cache, int32_t seq, bool has_v, std::string & why) {
     llama_kv_cache::slot_info stream {};
     stream.s0 = stream.s1 = cache.get_n_stream() == 1 ? 0 : (uint32_t) seq;
     std::vector<plane> planes;
     for (const uint32_t layer : cache.get_layer_ids()) {
         const views own = make_views();
-        for (const bool is_v : { false, true }) {
+        for (int i = 0; i < (has_v ? 2 : 1); ++i) {
+            const bool is_v = i == 1;
             const auto * view = is_v ? cache.get_v(own.get(), (int32_t) layer, cache.get_size(), stream)
                                      : cache.get_k(own.get(), (int32_t) layer, cache.get_size(), stream);
             plane one;

@@ -35,13 +35,15 @@ struct memory_parts {
     llama_kv_cache * rows = nullptr;   // keeps every row; nullptr: this code does not know the memory
     llama_kv_cache * window = nullptr; // of layers with a sliding window: keeps the last rows
     bool states = false;               // there is more than rows: a slot goes on at checkpoints only
+    bool has_v = true;                 // false: K and V are one row (multi-head latent attention), and there is no tensor of V
 };
 
 // The parts if this code knows them, or why not.
 memory_parts parts_of(llama_context * ctx, std::string & why);
 
-// By layer, K before V. Empty and why, if the tensors are not as expected.
-std::vector<plane> planes_of(const llama_kv_cache & cache, int32_t seq, std::string & why);
+// By layer, K before V; K alone where there is no V, for which llama.cpp must not be asked. Empty and why, if the tensors are not
+// as expected.
+std::vector<plane> planes_of(const llama_kv_cache & cache, int32_t seq, bool has_v, std::string & why);
 
 // The cells of positions [first, first + count) of a sequence, in their order. Empty if one is missing, is there twice, or
 // waits to be rotated.

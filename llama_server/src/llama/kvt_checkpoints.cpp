@@ -144,7 +144,7 @@ bool put_windows(llama_context * ctx, int32_t seq, checkpoints & all, uint32_t h
     for (const auto & one : windows) {
         const uint32_t rows = std::min(one.rows, n_tokens - one.first);
         const char * at = one.bytes.data();
-        for (const auto & plane : planes_of(*parts.window, seq, why)) {
+        for (const auto & plane : planes_of(*parts.window, seq, parts.has_v, why)) {
             write_rows(plane, cells.data() + (one.first - first), rows, at);
             at += one.rows*plane.row_bytes;
         }

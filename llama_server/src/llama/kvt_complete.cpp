@@ -37,9 +37,9 @@ size_t written(const llama_memory_i & memory, int32_t seq, llama_state_seq_flags
     return counter.tensors();
 }
 
-size_t row_bytes(const llama_kv_cache & cache, int32_t seq, std::string & why) {
+size_t row_bytes(const llama_kv_cache & cache, int32_t seq, bool has_v, std::string & why) {
     size_t bytes = 0;
-    for (const auto & one : planes_of(cache, seq, why)) {
+    for (const auto & one : planes_of(cache, seq, has_v, why)) {
         bytes += one.row_bytes;
     }
     return bytes;
@@ -56,13 +56,13 @@ std::string why_incomplete(llama_context * ctx, int32_t seq) {
     const auto & memory = *llama_get_memory(ctx);
     const size_t whole = written(memory, seq, 0);
     const size_t state = parts.states ? written(memory, seq, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) : 0;
-    const size_t rows = held_cells(*parts.rows, seq).size()*row_bytes(*parts.rows, seq, why);
+    const size_t rows = held_cells(*parts.rows, seq).size()*row_bytes(*parts.rows, seq, parts.has_v, why);
     if (whole != rows + state) {
         return "llama.cpp keeps " + std::to_string(whole) + " bytes of a sequence, of which " + std::to_string(rows + state) +
                " are known here";
     }
     if (parts.window != nullptr) { // those that no token sees any more are not written
-        const size_t row = row_bytes(*parts.window, seq, why);
+        const size_t row = row_bytes(*parts.window, seq, parts.has_v, why);
         if (row == 0 || state % row != 0 || state/row > held_cells(*parts.window, seq).size()) {
             return "llama.cpp keeps other bytes of a window than its rows";
         }

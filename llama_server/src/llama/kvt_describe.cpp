@@ -13,6 +13,7 @@
 #include "llama-kv-cache.h"
 #include "llama-model.h"
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -179,11 +180,11 @@ string placement(const common_params & params) {
     return text;
 }
 
-// `window`: that many positions back, and the rows are in no block; 0: they are.
+// `window`: that many positions back, and the rows are in no block; 0: they are. A layer without V has a V of no bytes.
 void add_layers(hello & said, const std::vector<plane> & planes, uint32_t window) {
-    for (size_t i = 0; i + 1 < planes.size(); i += 2) {
-        const auto & k = planes[i];
-        const auto & v = planes[i + 1];
+    for (size_t i = 0; i < planes.size(); ++i) {
+        const plane & k = planes[i];
+        const plane v   = i + 1 < planes.size() && planes[i + 1].is_v ? planes[++i] : plane();
         layer one;
         one.child       = window > 0 ? 1 : 0;
         one.index       = (uint16_t) k.layer;
@@ -213,7 +214,8 @@ hello describe_server(const common_params & params, llama_context * ctx, bool sp
     }
     said.files.push_back(loaded); // what is in it decides, whatever it is called
     said.fields.emplace_back("rope", (long_context(cparams) ? "long " : "short ") + rope(cparams));
-    said.fields.emplace_back("v", planes[1].transposed ? "transposed" : "");
+    const bool transposed = std::any_of(planes.begin(), planes.end(), [](const plane & one) { return one.transposed; });
+    said.fields.emplace_back("v", transposed ? "transposed" : "");
     said.fields.emplace_back("batch", batches(cparams));
     said.fields.emplace_back("devices", devices(*llama_get_model(ctx), planes));
     said.fields.emplace_back("cpu", processor() + " " + llama_print_system_info());
@@ -230,7 +232,7 @@ hello describe_server(const common_params & params, llama_context * ctx, bool sp
     said.fields.emplace_back("variables", variables());
     said.fields.emplace_back("salt", variable("OLLAMA_KV_TIER_SALT")); // the sidecar keeps its digest only
     said.k_dtype = ggml_type_name(planes[0].tensor->type);
-    said.v_dtype = ggml_type_name(planes[1].tensor->type);
+    said.v_dtype = ggml_type_name(planes[planes.size() > 1 && planes[1].is_v ? 1 : 0].tensor->type);
     add_layers(said, planes, 0);
     string why;
     const auto parts = parts_of(ctx, why);
@@ -241,7 +243,7 @@ hello describe_server(const common_params & params, llama_context * ctx, bool sp
     if (parts.window != nullptr) {
         // A checkpoint that holds rows is read only by a cache of as many streams.
         said.fields.emplace_back("streams", std::to_string(parts.rows->get_n_stream()));
-        const auto window = planes_of(*parts.window, 0, why);
+        const auto window = planes_of(*parts.window, 0, parts.has_v, why);
         add_layers(said, window, llama_get_model(ctx)->hparams.n_swa);
         for (const auto & one : window) {
             said.window_row_bytes += (uint32_t) one.row_bytes;

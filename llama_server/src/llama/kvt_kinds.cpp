@@ -26,6 +26,7 @@ string refused_kind(const common_params & params, llama_context * ctx, const mem
         { "states", parts.states && parts.window == nullptr },
         { "slots", cparams.n_seq_max > 1 },
         { "context-shift", params.ctx_shift },
+        { "latent", !parts.has_v },
         { "axes", llama_get_model(ctx)->hparams.n_pos_per_embd() > 1 },
     };
     const string all = "," + string(given) + ",";

@@ -73,10 +73,7 @@ string why_not(const common_params & params, llama_context * ctx, bool speculati
     if (parts.rows->get_n_stream() == 1 && cparams.n_seq_max > 1) {
         return "slots that share cells (-kvu)";
     }
-    if (hparams.is_mla()) { // the cache has no tensor of V, and llama.cpp's get_v reads it unasked
-        return "K and V share rows (multi-head latent attention)";
-    }
-    planes = planes_of(*parts.rows, 0, why);
+    planes = planes_of(*parts.rows, 0, parts.has_v, why);
     for (const auto & one : planes) {
         if (one.transposed && !ggml_backend_buffer_is_host(one.tensor->buffer)) {
             return "V is transposed on the device (flash attention avoids that)";

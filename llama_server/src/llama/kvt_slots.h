@@ -67,12 +67,13 @@ private:
 
     static bool read_window(const server_slot & slot, uint32_t first, uint32_t rows, char * out) {
         std::string why;
-        const auto * cache = parts_of(slot.ctx_tgt, why).window;
+        const auto parts = parts_of(slot.ctx_tgt, why);
+        const auto * cache = parts.window;
         const auto cells = cache != nullptr ? cells_of(*cache, slot.id, first, rows) : std::vector<uint32_t>();
         if (cells.empty()) {
             return false; // they are gone, as rows of a window are
         }
-        for (const auto & plane : planes_of(*cache, slot.id, why)) {
+        for (const auto & plane : planes_of(*cache, slot.id, parts.has_v, why)) {
             read_rows(plane, cells.data(), rows, out);
             out += rows*plane.row_bytes;
         }
@@ -85,9 +86,9 @@ private:
             one.looked = true;
             settle(one.slot->ctx_tgt);
             one.tokens = text_of(one.slot->prompt.tokens);
-            const auto * cache = parts_of(one.slot->ctx_tgt, why).rows;
-            one.cells  = cells_of(*cache, one.slot->id, 0, (uint32_t) one.tokens.size());
-            one.planes = planes_of(*cache, one.slot->id, why);
+            const auto parts = parts_of(one.slot->ctx_tgt, why);
+            one.cells  = cells_of(*parts.rows, one.slot->id, 0, (uint32_t) one.tokens.size());
+            one.planes = planes_of(*parts.rows, one.slot->id, parts.has_v, why);
         }
         if (one.compared != &tokens) {
             one.compared = &tokens;
@@ -102,7 +103,8 @@ private:
 // Whether rows of the slot can be read into where they belong.
 inline bool has_places(const server_slot & slot) {
     std::string why;
-    const auto planes = planes_of(*parts_of(slot.ctx_tgt, why).rows, slot.id, why);
+    const auto parts = parts_of(slot.ctx_tgt, why);
+    const auto planes = planes_of(*parts.rows, slot.id, parts.has_v, why);
     return !planes.empty() && std::all_of(planes.begin(), planes.end(), [](const plane & one) { return host_row(one, 0) != nullptr; });
 }
 
@@ -196,7 +198,7 @@ private:
             return false; // somebody else has taken rows away
         }
         settle(slot_.ctx_tgt);
-        planes_ = planes_of(*parts_.rows, slot_.id, why);
+        planes_ = planes_of(*parts_.rows, slot_.id, parts_.has_v, why);
         drop_rows(*parts_.rows, slot_.id, first);
         slot_.prompt.tokens.keep_first(std::min<size_t>(first, slot_.prompt.tokens.size()));
         return !planes_.empty();

@@ -179,6 +179,7 @@ ALL: Final = (
     SelfCheck("two slots", "slots", "llama-tiny", _TWO_SLOTS, _in_another_slot, 4096),
     SelfCheck("a context shift", "context-shift", "llama-tiny", _SHIFT, _shifted, _SHIFTED_CONTEXT),
     SelfCheck("positions of several axes", "axes", "qwen2vl-tiny", _FLASH, after_a_kill),
+    SelfCheck("latent attention", "latent", "mla-tiny", _FLASH, after_a_kill),
     SelfCheck("windows", "windows", "gemma3-tiny", _FLASH, _conversation),
     SelfCheck("windows in every other layer", "windows", "gemma2-tiny", _FLASH, _conversation),
     SelfCheck("states", "states", "lfm2-tiny", _FLASH, _conversation),
