@@ -16,7 +16,7 @@ import pytest
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.engine_llama_server.server import Answer, LlamaServer, Starter
+from tests.engine_llama_server.server import Answer, LlamaServer, Starter, alike
 from tests.sidecar import SidecarProcess
 
 PROMPT = 700
@@ -29,6 +29,8 @@ WAYS = {
     "q4_0": ("llama-tiny", "-fa", "on", "-np", "1", "-ctk", "q4_0", "-ctv", "q4_0"),
     "flash attention if it can": ("llama-tiny", "-fa", "auto", "-np", "4", "--no-kv-unified"),
     "two slots": ("llama-tiny", "-fa", "on", "-np", "2", "--no-kv-unified"),
+    "shared cells": ("llama-tiny", "-fa", "on", "-np", "2", "-kvu"),
+    "as many slots as llama-server likes": ("llama-tiny", "-fa", "on"),
     "biases": ("qwen2-tiny", "-fa", "on", "-np", "1"),
     "positions of several dimensions": ("qwen2vl-tiny", "-fa", "on", "-np", "1"),
     "latent": ("mla-tiny", "-fa", "on", "-np", "1"),
@@ -283,13 +285,69 @@ def test_a_cache_of_another_kind_is_refused_by_name(
     ]
 
 
-def test_slots_that_share_cells_are_refused(
-    start: Starter, sidecar: SidecarProcess, rng: random.Random
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        (("gemma3-tiny", "-fa", "on"), "sliding windows"),
+        (("llama-tiny", "--context-shift"), "a context shift"),
+    ],
+    ids=["windows", "shift"],
+)
+def test_slots_that_share_cells_are_refused_with(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random, way: tuple[str, ...], why: str
 ) -> None:
-    tiered = start("llama-tiny", "-np", "2", "--kv-unified", "-c", "2048", sidecar=sidecar)
+    tiered = start(*way, "-np", "2", "--kv-unified", "-c", "2048", sidecar=sidecar)
     tiered.complete(text(rng, 100))
     stat = sidecar.wait(lambda s: any(not one.tiered for one in s.runners), "it says why not")
-    assert stat.runners[0].reason == "slots that share cells (-kvu)"
+    assert stat.runners[0].reason == f"slots that share cells (-kvu), with {why}"
+
+
+def test_slots_that_share_cells_get_their_own_rows(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random
+) -> None:
+    """Cells of the other slot lie between, and may cut attention otherwise: last bits differ."""
+    prompts = [text(rng, PROMPT, first=first) for first in (5, 6)]
+    tail = text(rng, 30, first=9)
+
+    def ask(server: LlamaServer, *more: int) -> list[Answer]:
+        return [server.complete([*p, *more], id_slot=slot) for slot, p in enumerate(prompts)]
+
+    options = (*WAYS["shared cells"], "-c", "2048")
+    resident = start(*options)
+    ask(resident)
+    hits = ask(resident, *tail)
+    resident.kill()
+    tiered = start(*options, sidecar=sidecar)
+    ask(tiered)
+    wait_stored(sidecar, tiered, 2 * blocks_of(PROMPT))
+    tiered.kill()
+    said = ask(start(*options, sidecar=sidecar), *tail)
+    assert [one.cached for one in said] == [one.cached for one in hits] == [PROMPT, PROMPT]
+    assert all(map(alike, said, hits))
+
+
+def test_what_another_slot_leaves_of_shared_cells_is_filled(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random
+) -> None:
+    """llama-server takes the other slot's cells when the rest of the prompt needs them. The same
+    rows in the same cells of a stock server give the answer that is compared with.
+    """
+    options = (*WAYS["shared cells"], "-c", "2048")
+    other, prompt = (text(rng, 1430, first=first) for first in (7, 8))
+    tiered = start(*options, sidecar=sidecar)
+    tiered.complete(prompt, id_slot=1)
+    wait_stored(sidecar, tiered, blocks_of(1430))
+    tiered.kill()
+    tiered = start(*options, sidecar=sidecar)
+    tiered.complete(other, 1, id_slot=0)
+    said = tiered.complete(prompt, id_slot=1)
+    assert 0 < said.cached < 1400
+    resident = start(*options)
+    resident.complete(other, 1, id_slot=0)
+    resident.complete(prompt[: said.cached], 1, id_slot=1)
+    hit = resident.complete(prompt, id_slot=1)
+    assert hit.cached == said.cached
+    assert alike(said, hit)
 
 
 def test_of_latent_attention_one_row_of_each_layer_is_stored(
@@ -424,6 +482,7 @@ def test_without_the_variable_the_sidecar_never_hears_of_it(
         ("quantised", WAYS["q4_0"]),
         ("slots", WAYS["two slots"]),
         ("latent", WAYS["latent"]),
+        ("shared-cells", WAYS["shared cells"]),
         ("axes", WAYS["positions of several dimensions"]),
         ("context-shift", (*WAYS["flash attention"], "--context-shift")),
         ("windows", ("gemma3-tiny", "-fa", "on", "-np", "1")),

@@ -101,6 +101,10 @@ memory_parts parts_of(llama_context * ctx, std::string & why) {
     return {};
 }
 
+bool share_cells(llama_context * ctx, const memory_parts & parts) {
+    return parts.rows->get_n_stream() == 1 && ctx->get_cparams().n_seq_max > 1;
+}
+
 std::vector<plane> planes_of(const llama_kv_cache & cache, int32_t seq, bool has_v, std::string & why) {
     llama_kv_cache::slot_info stream {};
     stream.s0 = stream.s1 = cache.get_n_stream() == 1 ? 0 : (uint32_t) seq;

@@ -41,6 +41,9 @@ struct memory_parts {
 // The parts if this code knows them, or why not.
 memory_parts parts_of(llama_context * ctx, std::string & why);
 
+// Whether all slots' rows lie in one stream (-kvu): a cell may be anybody's, or several slots'.
+bool share_cells(llama_context * ctx, const memory_parts & parts);
+
 // By layer, K before V; K alone where there is no V, for which llama.cpp must not be asked. Empty and why, if the tensors are not
 // as expected.
 std::vector<plane> planes_of(const llama_kv_cache & cache, int32_t seq, bool has_v, std::string & why);

@@ -237,6 +237,9 @@ hello describe_server(const common_params & params, llama_context * ctx, bool sp
     string why;
     const auto parts = parts_of(ctx, why);
     said.states = parts.states;
+    if (share_cells(ctx, parts)) { // attention goes over the cells of all slots, and its parts are cut otherwise
+        said.fields.emplace_back("cells", "shared by " + std::to_string(cparams.n_seq_max));
+    }
     if (parts.states) {
         said.fields.emplace_back("layers", all_devices(*llama_get_model(ctx)));
     }

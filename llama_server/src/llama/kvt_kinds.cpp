@@ -25,6 +25,7 @@ string refused_kind(const common_params & params, llama_context * ctx, const mem
         { "windows", parts.window != nullptr },
         { "states", parts.states && parts.window == nullptr },
         { "slots", cparams.n_seq_max > 1 },
+        { "shared-cells", share_cells(ctx, parts) },
         { "context-shift", params.ctx_shift },
         { "latent", !parts.has_v },
         { "axes", llama_get_model(ctx)->hparams.n_pos_per_embd() > 1 },

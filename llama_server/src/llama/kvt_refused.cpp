@@ -70,8 +70,9 @@ string why_not(const common_params & params, llama_context * ctx, bool speculati
     if (loaded.path.empty() || !(loaded == look_at(params.model.path))) {
         return "the model's file is another one than when it was loaded";
     }
-    if (parts.rows->get_n_stream() == 1 && cparams.n_seq_max > 1) {
-        return "slots that share cells (-kvu)";
+    if (share_cells(ctx, parts) && (parts.window != nullptr || params.ctx_shift)) {
+        // A window's cells follow from positions only where one slot has them alone. A shift of one slot moves rows that another has, too.
+        return parts.window != nullptr ? "slots that share cells (-kvu), with sliding windows" : "slots that share cells (-kvu), with a context shift";
     }
     planes = planes_of(*parts.rows, 0, parts.has_v, why);
     for (const auto & one : planes) {

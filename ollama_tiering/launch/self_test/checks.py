@@ -166,6 +166,7 @@ _SHIFT: Final = (*_FLASH, "--context-shift", "--keep", str(_KEPT))
 _NO_FLASH: Final = ("-fa", "off", "-np", "1")
 _Q8_0, _Q4_0 = ((*_FLASH, "-ctk", dtype, "-ctv", dtype) for dtype in ("q8_0", "q4_0"))
 _TWO_SLOTS: Final = ("-fa", "on", "-np", "2", "--no-kv-unified")
+_SHARED: Final = ("-fa", "on", "-np", "2", "-kvu")
 ALL: Final = (
     SelfCheck("rows", ROWS, "llama-tiny", _FLASH, after_a_kill),
     SelfCheck("a block's border", ROWS, "llama-tiny", _FLASH, _at_a_block_border),
@@ -177,6 +178,7 @@ ALL: Final = (
     SelfCheck("q8_0", "quantised", "llama-tiny", _Q8_0, after_a_kill),
     SelfCheck("q4_0", "quantised", "llama-tiny", _Q4_0, after_a_kill),
     SelfCheck("two slots", "slots", "llama-tiny", _TWO_SLOTS, _in_another_slot, 4096),
+    SelfCheck("shared cells", "shared-cells", "llama-tiny", _SHARED, _in_another_slot, 4096),
     SelfCheck("a context shift", "context-shift", "llama-tiny", _SHIFT, _shifted, _SHIFTED_CONTEXT),
     SelfCheck("positions of several axes", "axes", "qwen2vl-tiny", _FLASH, after_a_kill),
     SelfCheck("latent attention", "latent", "mla-tiny", _FLASH, after_a_kill),
