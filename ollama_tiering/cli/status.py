@@ -137,6 +137,7 @@ def _document(
             {
                 "pid": runner.pid,
                 "engine": runner.engine,
+                "tree_of_links": _engine_of(runner.pid),
                 "model": runner.model,
                 "name": names.get(runner.model, ""),
                 "tiered": runner.tiered,
@@ -211,10 +212,18 @@ def _lines(
         yield "runners: no model is loaded" if answer.model_uses else "runners: none has reported"
     for runner in answer.runners:
         yield from _runner_lines(runner, names)
+        if engine := _engine_of(runner.pid):
+            yield f"  {engine}"
         if refused := status_rules.refusal(answer, runner.namespace):
             yield f"  not stored: {refused}"
         if runner.namespace in answer.q8_0_namespaces:
             yield "  lossy: its rows are rounded to q8_0 when they are stored"
+
+
+def _engine_of(pid: int) -> str:
+    from ollama_tiering.launch.runner_tree import engine_of
+
+    return engine_of(pid)
 
 
 def _broken_builds() -> list[str]:

@@ -202,10 +202,13 @@ def _ready(request: UpRequest, record: UpRecord, report: Report) -> None:
     from ollama_tiering.launch.address import Address
     from ollama_tiering.launch.names import first_names
     from ollama_tiering.launch.ollama import Api
+    from ollama_tiering.patchset.llama_server import link_tree
 
     where = "" if request.address == Address() else f"OLLAMA_HOST={request.address} "
     click.echo(f"ready: Ollama {Api(request.address).version()} at {request.address.url}")
     if not report.quiet:
+        if tree := link_tree.of_binary(Path(record.binary)):
+            click.echo(f"  runs  {tree.engine}")
         own = set(first_names([request.models_dir]).values())
         model = _EXAMPLE_MODEL if _EXAMPLE_MODEL in own else min(own, default=_EXAMPLE_MODEL)
         click.echo(f"  use   {where}{record.binary} run {model}   (or any client)")
