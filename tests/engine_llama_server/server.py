@@ -33,6 +33,7 @@ class Answer:
     computed: int
     tokens: tuple[int, ...]
     bits: tuple[Any, ...]
+    drafted: int = 0  # tokens that were guessed, right or wrong
 
 
 def alike(one: Answer, other: Answer) -> bool:
@@ -68,7 +69,8 @@ def answer(said: Mapping[str, Any]) -> Answer:
         for one in said.get("completion_probabilities", ())
     )
     timings = said["timings"]
-    return Answer(timings["cache_n"], timings["prompt_n"], tuple(said["tokens"]), bits)
+    drafted = timings.get("draft_n", 0)
+    return Answer(timings["cache_n"], timings["prompt_n"], tuple(said["tokens"]), bits, drafted)
 
 
 def free_port() -> int:

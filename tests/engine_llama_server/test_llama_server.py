@@ -31,6 +31,7 @@ WAYS = {
     "two slots": ("llama-tiny", "-fa", "on", "-np", "2", "--no-kv-unified"),
     "shared cells": ("llama-tiny", "-fa", "on", "-np", "2", "-kvu"),
     "as many slots as llama-server likes": ("llama-tiny", "-fa", "on"),
+    "drafts of n-grams": ("llama-tiny", "-fa", "on", "-np", "1", "--spec-type", "ngram-simple"),
     "biases": ("qwen2-tiny", "-fa", "on", "-np", "1"),
     "positions of several dimensions": ("qwen2vl-tiny", "-fa", "on", "-np", "1"),
     "latent": ("mla-tiny", "-fa", "on", "-np", "1"),
@@ -324,6 +325,30 @@ def test_slots_that_share_cells_get_their_own_rows(
     said = ask(start(*options, sidecar=sidecar), *tail)
     assert [one.cached for one in said] == [one.cached for one in hits] == [PROMPT, PROMPT]
     assert all(map(alike, said, hits))
+
+
+def test_rows_of_an_answer_that_was_drafted_come_back(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random
+) -> None:
+    """Drafts of n-grams: a tiny model repeats itself, so they are made. What was not accepted is no
+    row of the conversation.
+    """
+    options = (*WAYS["drafts of n-grams"], "-c", "2048")
+    prompt, more = text(rng, 20) * 15, text(rng, 20, first=4)
+
+    resident = start(*options)
+    first = resident.complete(prompt, 200)
+    assert first.drafted > 0
+    turn = [*prompt, *first.tokens, *more]
+    hit = resident.complete(turn)
+    assert hit.cached > 450
+    resident.kill()
+    tiered = start(*options, sidecar=sidecar)
+    assert tiered.complete(prompt, 200) == first
+    wait_stored(sidecar, tiered, blocks_of(499))
+    tiered.kill()
+    again = start(*options, sidecar=sidecar)
+    assert again.complete(turn) == hit
 
 
 def test_what_another_slot_leaves_of_shared_cells_is_filled(

@@ -201,10 +201,10 @@ void add_layers(hello & said, const std::vector<plane> & planes, uint32_t window
 
 } // namespace
 
-hello describe_server(const common_params & params, llama_context * ctx, bool speculative, const loaded_file & loaded) {
+hello describe_server(const common_params & params, llama_context * ctx, drafts drafting, const loaded_file & loaded) {
     hello said;
     std::vector<plane> planes;
-    said.unsupported = why_not(params, ctx, speculative, loaded, planes);
+    said.unsupported = why_not(params, ctx, drafting, loaded, planes);
     const auto & cparams = ctx->get_cparams();
     const string model = base_name(params.model.path);
     said.fields = { { "model", model.substr(0, 128) }, { "engine", built() },

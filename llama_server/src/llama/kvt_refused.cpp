@@ -30,7 +30,7 @@ string file_mark(const string & path) {
     return std::to_string(info.st_size) + "-" + std::to_string(info.st_mtim.tv_sec) + "." + std::to_string(info.st_mtim.tv_nsec);
 }
 
-string why_not(const common_params & params, llama_context * ctx, bool speculative, const loaded_file & loaded, std::vector<plane> & planes) {
+string why_not(const common_params & params, llama_context * ctx, drafts drafting, const loaded_file & loaded, std::vector<plane> & planes) {
     string why;
     const auto parts = parts_of(ctx, why);
     if (parts.rows == nullptr) {
@@ -38,7 +38,7 @@ string why_not(const common_params & params, llama_context * ctx, bool speculati
     }
     const auto & cparams = ctx->get_cparams();
     const auto & hparams = llama_get_model(ctx)->hparams;
-    if (speculative) {
+    if (drafting == drafts::of_rows || (drafting == drafts::of_tokens && parts.states)) { // states are rolled back, and cut batches otherwise
         return "speculative decoding";
     }
     if (params.embedding || !cparams.causal_attn ||

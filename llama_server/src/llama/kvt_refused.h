@@ -12,6 +12,13 @@ struct llama_context;
 
 namespace kvt {
 
+// What speculative decoding guesses the next tokens by.
+enum class drafts {
+    none,
+    of_tokens, // those before (n-grams): nothing but the target has rows
+    of_rows,   // a context of its own, which has to hold the same positions as the target's
+};
+
 std::string base_name(const std::string & path);
 
 // A name that says what is in the file, as those of Ollama's blobs.
@@ -22,6 +29,6 @@ std::string file_mark(const std::string & path);
 
 // Empty if it is tiered: then `planes` has what is stored of it. `loaded` is the model's file as it was before it was read. For
 // the others, see describe_server().
-std::string why_not(const common_params & params, llama_context * ctx, bool speculative, const loaded_file & loaded, std::vector<plane> & planes);
+std::string why_not(const common_params & params, llama_context * ctx, drafts drafting, const loaded_file & loaded, std::vector<plane> & planes);
 
 } // namespace kvt

@@ -217,7 +217,7 @@ private:
     // With the first prompt: only then all is known that the rows depend on.
     bool connect(const server_slot & slot, const common_params & params) {
         if (links_.saver == nullptr) {
-            const hello said = describe_server(params, slot.ctx_tgt, slot.ctx_dft != nullptr || slot.spec != nullptr, loaded_);
+            const hello said = describe_server(params, slot.ctx_tgt, slot.ctx_dft != nullptr ? drafts::of_rows : slot.spec != nullptr ? drafts::of_tokens : drafts::none, loaded_);
             if (!links_.open(path_, said, shifts_exactly(slot.ctx_tgt), [this] { wake(); })) {
                 SRV_INF("kv tiering is off: %s\n", said.unsupported.c_str());
                 path_.clear();
