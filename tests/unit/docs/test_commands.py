@@ -33,12 +33,13 @@ HARMLESS = {
     ("patch", "status"): {0},
     ("status",): {9},
 }
-# Options of compilers and of `cuda_emulate`; ends of names of SQLite's files.
+# Options of compilers, of llama-server and of `cuda_emulate`; ends of names of SQLite's files.
 _OF_OTHERS = {
     "-",
     "-include",
     "-march",
     "--cache-ram",
+    "--context-shift",
     "--spec-type",
     "-kvu",
     "-np",
