@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.patchset import build, finished, manifest
+from ollama_tiering.patchset import build, estimate, finished, manifest
 from ollama_tiering.patchset.plan import BuildOptions
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
@@ -228,6 +228,8 @@ esac
 
 @pytest.fixture
 def fake_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTools:
+    """They count what is compiled; it is not the first build of this machine."""
+    monkeypatch.setattr(estimate, "is_first", lambda _cache: False)
     folder = tmp_path / "bin"
     folder.mkdir()
     tools = FakeTools(folder, tmp_path / "calls.log")

@@ -22,11 +22,6 @@ NATIVE = build.BuildOptions(tag="v0.16.0", cpu="native", cuda="off")
 VARIANTS = replace(NATIVE, cpu="variants")
 
 
-@pytest.fixture(autouse=True)
-def something_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "is_first", lambda _cache: False)
-
-
 def _newest(options: build.BuildOptions) -> Path:
     return finished.programs(build.plan(options).name)[0]
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import FetchError
+from ollama_tiering.patchset.llama_server import no_page
+from ollama_tiering.patchset.llama_server.compile import EMBED
 from ollama_tiering.patchset.llama_server.hooks import CMAKE, CONTEXT
 from scripts import llama_server_pins as pins
 from tests.unit.patchset.test_llama_server import MADE_UP, edit
@@ -22,6 +24,7 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / part).mkdir(parents=True, exist_ok=True)
     for path, text in MADE_UP.items():
         (tmp_path / path).write_text(text)
+    (tmp_path / EMBED).touch()
     return tmp_path
 
 
@@ -34,6 +37,14 @@ def test_what_is_placed_and_what_is_refused_with_the_reason(folder: Path) -> Non
         "| two |  | no |  | tools/server/server-context.cpp: the anchor"
     )
     assert "kv_tier" not in (folder / CONTEXT).read_text()  # a copy was tried
+
+
+def test_a_source_without_a_page_that_can_be_made_is_refused(folder: Path) -> None:
+    (folder / EMBED).unlink()
+    assert "neither tools/ui/embed.cpp nor" in pins.check(folder, "one", only_place=True).refused
+    for name, text in zip(no_page.TEMPLATES, ("array<@N_ASSETS@>", "@UNKNOWN@"), strict=True):
+        (folder / name).write_text(text)
+    assert "asks for @UNKNOWN@" in pins.check(folder, "one", only_place=True).refused
 
 
 def test_what_does_not_compile_is_named_by_file_and_line(folder: Path) -> None:

@@ -23,6 +23,8 @@ from tests.unit.patchset.conftest import FakeTools, Make
 
 NATIVE = build.BuildOptions(tag="v0.16.0", cpu="native", cuda="off")
 
+LOOKED_UP = estimate.is_first  # as it is, before fake tools replace it
+
 
 def test_packages_are_counted_and_other_lines_are_not() -> None:
     said: list[str] = []
@@ -83,6 +85,7 @@ def test_a_build_says_time_and_disk_first_and_only_when_the_cache_is_empty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(estimate, "usable_cores", lambda: 2)
+    monkeypatch.setattr(estimate, "is_first", LOOKED_UP)
     build.build(NATIVE, patchset, cache, Report())
     said = capsys.readouterr().err.splitlines()
     expected = f"about {round(estimate.NATIVE_CPU_SECONDS / 120)} min on 2 cores, 1 GB below"
