@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from tests.turns import ONE_CASE, TURNS
+from tests.turns import ONE_CASE, SCRIPTS, TURNS
 
 ROOT = Path(__file__).resolve().parents[1]
 MAINS = ("origin/main", "main")  # a clone has the first, a repository without a remote the second
@@ -55,6 +55,9 @@ def touched(root: Path, paths: Iterable[str]) -> list[str]:
         exact = support(root, file)
         if any(path in exact or path.startswith(covered) for path in paths):
             found.append(file)
+    for script, covered in SCRIPTS.items():
+        if any(path == script or path.startswith(covered) for path in paths):
+            found.append(script)
     return sorted(found)
 
 

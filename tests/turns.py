@@ -5,8 +5,9 @@ TIERING_TEST_TOUCHED=FILES  run whole: those that the change touches, which `tes
 
 In the files of TURNS a test takes long, and is one of many cases of a rule, or shows what is off
 unless a person asks for it. Over three days all of them run. Those of ONE_CASE choose one of their
-cases, or none. `make nightly` runs all. Beside each file is what it tests, as the beginnings of
-paths: where a change touches that, the file itself or what it imports from `tests`, it runs whole.
+cases, or none; SCRIPTS are no tests of pytest's. `make nightly` runs all. Beside each file is what
+it tests, as the beginnings of paths: where a change touches that, the file itself or what it
+imports from `tests`, it runs whole.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ ONE_CASE = {
     "tests/integration/test_arm_processors.py": _PROCESSORS,
     "tests/integration/test_processors.py": _PROCESSORS,
 }
+# Of this one `scripts/test` runs one of three parts each day: sanitizers, and the emulated AArch64.
+SCRIPTS = {"scripts/test-csrc": ("csrc/",)}
 
 
 def in_part(file: str) -> bool:

@@ -222,3 +222,19 @@ def test_what_is_said_to_be_tested_is_there() -> None:
         for one in covered:
             assert any(path.startswith(one) for path in paths), f"{file}: {one}"
         assert not any(one.startswith("docs") for one in covered)
+
+
+def test_the_sanitizers_of_the_kernels_run_whole_where_the_kernels_are_touched(
+    tmp_path: Path,
+) -> None:
+    """A script, of which nothing is read as Python."""
+    for path in ("csrc/src/plan.cpp", "scripts/test-csrc"):
+        assert "scripts/test-csrc" in touched.touched(tmp_path, [path])
+    assert touched.touched(tmp_path, ["docs/design.md", "csrc.md"]) == []
+
+
+def test_each_script_is_there_and_so_is_what_it_tests() -> None:
+    for script, covered in turns.SCRIPTS.items():
+        assert (touched.ROOT / script).is_file()
+        assert all((touched.ROOT / path).exists() for path in covered)
+        assert script in (touched.ROOT / "scripts/test").read_text()
