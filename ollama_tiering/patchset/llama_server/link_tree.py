@@ -21,6 +21,7 @@ from ollama_tiering.system.durable_file import bounded_content
 from ollama_tiering.system.files import without_links
 
 FORMAT: Final = 3
+_BEFORE: Final = 2  # without what the self-test found: such trees serve on where none can be made
 RECORD: Final = "tree.json"
 _MOST_BYTES: Final = 16 << 20
 _PLAIN: Final = re.compile(r"[\w.+-]+", re.ASCII)  # they come into a script
@@ -89,7 +90,10 @@ def read(folder: Path) -> LinkTree | None:
     try:
         values: dict[str, Any] = json.loads(bounded_content(folder / RECORD, _MOST_BYTES))
         names = {field.name for field in fields(LinkTree)} - {"folder"}
-        if values.pop("format") != FORMAT or set(values) != names:
+        found = values.pop("format")
+        if found == _BEFORE:
+            values = {"is_tested": True, "checks": 1, "refused": {}, **values}
+        if found not in (FORMAT, _BEFORE) or set(values) != names:
             return None
         plain = (values["version"], values["pin"], *values["refused"])
         if not all(_PLAIN.fullmatch(word) for word in plain):

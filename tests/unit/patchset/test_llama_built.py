@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from ollama_tiering.errors import (
     UnsupportedUpstream,
 )
 from ollama_tiering.patchset import elf
-from ollama_tiering.patchset.llama_server import built, exported, guard
+from ollama_tiering.patchset.llama_server import built, exported, guard, link_tree
 from ollama_tiering.patchset.llama_server.hooks import CONTEXT
 from ollama_tiering.patchset.llama_server.installation import IMPLEMENTATION
 from ollama_tiering.patchset.llama_server.link_tree import RECORD, LinkTree
@@ -151,6 +152,23 @@ def test_a_damaged_record_is_no_tree(fakes: Fakes) -> None:
         assert built.trees() == []
     assert fakes.make().folder == tree.folder
     assert [one.folder for one in built.trees()] == [tree.folder]
+
+
+def test_a_record_of_the_version_before_is_read(fakes: Fakes) -> None:
+    """A service starts what it was installed with, and says what it was made for."""
+    tree = fakes.make()
+    values = json.loads((tree.folder / RECORD).read_text())
+    older = {
+        name: value
+        for name, value in values.items()
+        if name not in ("is_tested", "checks", "refused")
+    }
+    (tree.folder / RECORD).write_text(json.dumps({**older, "format": 2}))
+    assert link_tree.read(tree.folder) == tree
+    (tree.folder / RECORD).write_text(json.dumps({**older, "format": 3}))
+    assert link_tree.read(tree.folder) is None
+    (tree.folder / RECORD).write_text(json.dumps({**values, "format": 1}))
+    assert link_tree.read(tree.folder) is None
 
 
 def test_a_tree_without_its_program_is_none(fakes: Fakes) -> None:
