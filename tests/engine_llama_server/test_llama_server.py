@@ -291,8 +291,9 @@ def test_a_cache_of_another_kind_is_refused_by_name(
     [
         (("gemma3-tiny", "-fa", "on"), "sliding windows"),
         (("llama-tiny", "--context-shift"), "a context shift"),
+        (("llama-tiny", "--cache-reuse", "64"), "--cache-reuse"),
     ],
-    ids=["windows", "shift"],
+    ids=["windows", "shift", "reuse"],
 )
 def test_slots_that_share_cells_are_refused_with(
     start: Starter, sidecar: SidecarProcess, rng: random.Random, way: tuple[str, ...], why: str

@@ -70,9 +70,13 @@ string why_not(const common_params & params, llama_context * ctx, drafts draftin
     if (loaded.path.empty() || !(loaded == look_at(params.model.path))) {
         return "the model's file is another one than when it was loaded";
     }
-    if (share_cells(ctx, parts) && (parts.window != nullptr || params.ctx_shift)) {
-        // A window's cells follow from positions only where one slot has them alone. A shift of one slot moves rows that another has, too.
-        return parts.window != nullptr ? "slots that share cells (-kvu), with sliding windows" : "slots that share cells (-kvu), with a context shift";
+    if (share_cells(ctx, parts)) {
+        // A window's cells follow from positions only where one slot has them alone. What moves a slot's rows moves those that another
+        // slot shares with it, and nobody is told.
+        const char * with = parts.window != nullptr ? "sliding windows" : params.ctx_shift ? "a context shift" : params.n_cache_reuse > 0 ? "--cache-reuse" : "";
+        if (*with != '\0') {
+            return string("slots that share cells (-kvu), with ") + with;
+        }
     }
     planes = planes_of(*parts.rows, 0, parts.has_v, why);
     for (const auto & one : planes) {
