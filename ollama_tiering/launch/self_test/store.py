@@ -66,7 +66,13 @@ class TrialStore:
         self._until(server, quiet)
 
     def files(self, server: LlamaServer) -> list[list[Path]]:
-        """The blocks of that server's namespace, each by all its copies."""
+        """The blocks of that server's namespace, each by all its copies: when all are made."""
+        deadline = time.monotonic() + _STORE_SECONDS
+        while time.monotonic() < deadline:
+            answer = block_service.ask(self.socket)
+            if answer and not answer.queued_demotions:
+                break
+            time.sleep(_LOOK_SECONDS)
         namespace = self._runner(server)[0].namespace.hex()
         copies: dict[str, list[Path]] = {}
         for tier in self._tiers:

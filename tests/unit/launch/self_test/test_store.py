@@ -17,7 +17,7 @@ SERVER: Any = SimpleNamespace(pid=7, tail=lambda: "  cannot connect")
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    said = SimpleNamespace(namespaces=[], runners=[])
+    said = SimpleNamespace(namespaces=[], runners=[], queued_demotions=0)
     monkeypatch.setattr(module.block_service, "ask", lambda _socket: said)
     monkeypatch.setattr(module, "_STORE_SECONDS", 0.2)
     monkeypatch.setattr(module, "_LOOK_SECONDS", 0.001)
@@ -61,3 +61,27 @@ def test_nothing_is_stored(answer: SimpleNamespace, tmp_path: Path) -> None:
     answer.namespaces = [SimpleNamespace(namespace=b"mine", blocks=0)]
     with pytest.raises(ServiceError, match="it knows the sidecar"):
         TrialStore(tmp_path).settle(SERVER)
+
+
+def test_a_block_is_named_by_all_its_copies_when_they_are_made(
+    answer: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one that is made behind our back is whole while the others are spoiled."""
+    answer.runners = [runner(7, namespace=b"\xab")]
+    answer.queued_demotions = 2
+    trial = TrialStore(tmp_path)
+
+    def made_meanwhile(_seconds: float) -> None:
+        answer.queued_demotions -= 1
+        for tier in ("ram", "local") if not answer.queued_demotions else ("ram",):
+            for name in ("01aa", "02bb"):
+                path = tmp_path / tier / "v1/ab" / name[:2] / f"{name}.kvb"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+
+    monkeypatch.setattr(module.time, "sleep", made_meanwhile)
+    found = trial.files(SERVER)
+    assert [[path.name for path in copies] for copies in found] == [
+        ["01aa.kvb"] * 2,
+        ["02bb.kvb"] * 2,
+    ]
