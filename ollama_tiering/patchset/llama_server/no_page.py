@@ -1,6 +1,6 @@
 """llama-server's user interface without a page, as Ollama has it, from llama.cpp's own templates.
 
-Until September 2026 a program of llama.cpp wrote these two files (`tools/ui/embed.cpp`); since then
+In August 2026 a program of llama.cpp still wrote these two files (`tools/ui/embed.cpp`); in October
 CMake fills in templates. We have no CMake here, and without a page there is little to fill in.
 """
 
