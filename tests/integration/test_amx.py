@@ -16,6 +16,7 @@ import pytest
 from ollama_tiering.config import DEFAULT_TAG
 from ollama_tiering.patchset.upstream import SourceCache
 from tests import turns
+from tests.integration.compiled import object_of
 
 FILE = "tests/integration/test_amx.py"
 CACHE = SourceCache()
@@ -75,14 +76,7 @@ def _compiled(tree: Path, source: Path, optimised: str, target: Path) -> Path:
     language = [COMPILER, *emulated] if source.suffix == ".cpp" else [c]
     command = [*language, "-march=cascadelake", optimised, "-w"]
     command += [f"-D{name}" for name in DEFINES] + [f"-I{tree / place}" for place in INCLUDE]
-    done = subprocess.run(
-        [*command, "-c", str(source), "-o", str(target)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not done.returncode, f"{source.name}: {done.stderr[:2000]}"
-    return target
+    return object_of(command, source, target)
 
 
 def _linked(objects: list[Path], program: Path) -> Path:

@@ -19,6 +19,7 @@ from ollama_tiering.config import DEFAULT_TAG
 from ollama_tiering.patchset import apply, manifest
 from ollama_tiering.patchset.upstream import SourceCache
 from tests import turns
+from tests.integration.compiled import object_of
 
 FILE = "tests/integration/test_arm_processors.py"
 CACHE = SourceCache()
@@ -64,14 +65,7 @@ def compiled(tree: Path, source: Path, target: Path, cpu: str) -> Path:
     command = [f"{PREFIX}{language[0]}", *language[1:], f"-mcpu={cpu}", "-O0", "-w"]
     command += [f"-D{name}" for name in (*DEFINES, *VERSION)]
     command += [f"-I{tree / place}" for place in INCLUDE]
-    done = subprocess.run(
-        [*command, "-c", str(source), "-o", str(target)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not done.returncode, f"{source.name}: {done.stderr[:2000]}"
-    return target
+    return object_of(command, source, target)
 
 
 @pytest.mark.parametrize("cpu", PROCESSORS)

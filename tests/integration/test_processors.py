@@ -16,6 +16,7 @@ from ollama_tiering.config import DEFAULT_TAG
 from ollama_tiering.patchset import apply, manifest, processor
 from ollama_tiering.patchset.upstream import SourceCache
 from tests import turns
+from tests.integration.compiled import object_of
 from tests.unit.patchset.test_processor import KNOWN
 
 FILE = "tests/integration/test_processors.py"
@@ -49,13 +50,7 @@ def _compile(tree: Path, folder: Path, objects: Path, compiler: str, flags: list
         target = objects / f"{folder.name}-{source.name}.o"
         # -O0: only the names matter here
         command = [*language, *flags, "-O0", "-w", *DEFINES, *VERSION, *include]
-        done = subprocess.run(
-            [*command, "-c", str(source), "-o", str(target)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert not done.returncode, f"{source.name}: {done.stderr[:2000]}"
+        object_of(command, source, target)
 
 
 @pytest.fixture(scope="module")
