@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from ollama_tiering.patchset.llama_server import guard, link_tree, links
+from ollama_tiering.patchset.llama_server import link_tree
 
 
 def engine_of(pid: int) -> str:
@@ -17,8 +17,5 @@ def engine_of(pid: int) -> str:
         program = Path(psutil.Process(pid).exe())
     except (psutil.Error, OSError):
         return ""
-    folder = program.parents[len(links.LIB.parts)] if len(program.parents) > 3 else None
-    if folder is None or program != folder / links.LIB / guard.COPY:
-        return ""
-    tree = link_tree.read(folder)
+    tree = link_tree.of_server(program)
     return tree.engine if tree else ""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from ollama_tiering.patchset.llama_server import links, parts
+from ollama_tiering.patchset.llama_server import guard, links, parts
 from ollama_tiering.patchset.llama_server.installation import FileState, InstalledOllama
 from ollama_tiering.patchset.llama_server.outcome import SelfTestOutcome
 from ollama_tiering.patchset.llama_server.parts import Parts
@@ -108,6 +108,14 @@ def text_of(tree: LinkTree) -> str:
     """The content of its record."""
     values = {name: value for name, value in asdict(tree).items() if name != "folder"}
     return json.dumps({"format": FORMAT, **values}) + "\n"
+
+
+def of_server(program: Path) -> LinkTree | None:
+    """The tree whose copy of llama-server this is."""
+    if program.name != guard.COPY:
+        return None
+    tree = read(program.parent.parent.parent)
+    return tree if tree and tree.lib == program.parent else None
 
 
 def of_binary(binary: Path) -> LinkTree | None:
