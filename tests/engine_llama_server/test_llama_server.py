@@ -328,6 +328,16 @@ def test_slots_that_share_cells_get_their_own_rows(
     assert all(map(alike, said, hits))
 
 
+@pytest.mark.parametrize("shape", ["lfm2-tiny", "gemma3-tiny"])
+def test_drafts_of_a_model_with_states_are_refused(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random, shape: str
+) -> None:
+    way = (shape, "-fa", "on", "-np", "1", "--spec-type", "ngram-simple", "-c", "2048")
+    start(*way, sidecar=sidecar).complete(text(rng, 100))
+    stat = sidecar.wait(lambda s: any(not one.tiered for one in s.runners), "it says why not")
+    assert stat.runners[0].reason == "speculative decoding"
+
+
 def test_rows_of_an_answer_that_was_drafted_come_back(
     start: Starter, sidecar: SidecarProcess, rng: random.Random
 ) -> None:

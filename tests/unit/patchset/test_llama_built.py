@@ -348,6 +348,12 @@ def test_a_version_that_is_not_on_the_list_has_to_pass_all_checks(
     assert fakes.make() == tree
 
 
+def test_where_nobody_can_tell_the_commit_all_checks_have_to_pass(fakes: Fakes) -> None:
+    fake.script(fakes.installation.server, "#!/bin/sh\necho 'version: 1 (unknown)'\n")
+    tree = fakes.make()
+    assert (tree.pin, tree.is_tested, fakes.all_checks) == (fake.PIN, False, [True])
+
+
 def test_one_on_the_list_has_to_pass_one_check(fakes: Fakes) -> None:
     tree = fakes.make()
     assert fakes.all_checks == [False]
