@@ -262,7 +262,7 @@ void restoring::give_up(job & one) {
 void restoring::read(job & one) {
     look_up_->wait_first(lookup_timeout);
     const auto began = steady_clock::now();
-    matched & found = one.found;
+    matched found;
     status got = status::ok;
     // as the sidecar would say: a resident hit does not ask
     if (one.tokens.size() < (size_t) one.have + 1 + look_up_->greeting().min_tokens) {
@@ -275,7 +275,7 @@ void restoring::read(job & one) {
         fetched(one, began);
         return;
     }
-    answered(one, got, began);
+    answered(one, std::move(found), got, began);
     if (got == status::ok) {
         read_named(one, look_up_);
     }
@@ -284,8 +284,7 @@ void restoring::read(job & one) {
 // Reads what has to be fetched first. Prompts take turns; one that nobody wants any more gives up its own.
 void restoring::fetched(job & one, steady_clock::time_point began) {
     const turn mine(*this, one, began + milliseconds(most_wait_ms));
-    matched & found = one.found;
-    found = {};
+    matched found;
     status got = status::late;
     if (mine.has) {
         waiting_->wait_first(lookup_timeout);
@@ -295,7 +294,7 @@ void restoring::fetched(job & one, steady_clock::time_point began) {
             got = waiting_->wait(found.lease_id, milliseconds(most), found);
         }
     }
-    answered(one, got, began);
+    answered(one, std::move(found), got, began);
     if (got == status::ok) {
         read_named(one, waiting_);
     }
@@ -321,8 +320,10 @@ bool restoring::dropped(const job & one) const {
     return one.dropped;
 }
 
-void restoring::answered(job & one, status got, steady_clock::time_point began) {
+// From here on the answer is the job's. Before, the main loop may end one that takes too long, and says what it knows of it.
+void restoring::answered(job & one, matched found, status got, steady_clock::time_point began) {
     std::lock_guard<std::mutex> lock(mutex_);
+    one.found = std::move(found);
     one.report.lookup_seconds = seconds_since(began);
     one.report.reason = got == status::ok ? one.found.reason : reason_of(got);
     one.report.at = one.found.at;

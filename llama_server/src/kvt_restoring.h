@@ -95,7 +95,7 @@ private:
     void read(job & one);
     void read_named(job & one, const std::shared_ptr<connection> & from);
     void fetched(job & one, steady_clock::time_point began);
-    void answered(job & one, status got, steady_clock::time_point began);
+    void answered(job & one, matched found, status got, steady_clock::time_point began);
     void give_up(job & one);
     bool dropped(const job & one) const;
     bool reserve(job & one, lease & held);

@@ -55,7 +55,7 @@ memory_parts parts_of(llama_context *, std::string &) {
     return { known, has_window ? window : nullptr, has_states };
 }
 
-std::vector<plane> planes_of(const llama_kv_cache &, int32_t, std::string &) {
+std::vector<plane> planes_of(const llama_kv_cache &, int32_t, bool, std::string &) {
     plane one;
     one.row_bytes = row_bytes;
     return { 4, one };

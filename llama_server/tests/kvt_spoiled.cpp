@@ -50,7 +50,7 @@ namespace kvt {
 
 memory_parts parts_of(llama_context *, std::string &) { return { reinterpret_cast<llama_kv_cache *>(memory), nullptr, false }; }
 
-std::vector<plane> planes_of(const llama_kv_cache &, int32_t, std::string &) {
+std::vector<plane> planes_of(const llama_kv_cache &, int32_t, bool, std::string &) {
     plane k, v;
     v.is_v = true;
     k.row_bytes = v.row_bytes = row_bytes;
