@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, Final, TypeVar
 
@@ -20,8 +20,6 @@ from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.sidecar.administration import AdministrationService
 from ollama_tiering.sidecar.bounds import (
-    MAX_GET_STREAMS,
-    MAX_INLINE_GETS,
     MAX_PUT_STREAMS,
     MAX_TOOL_STREAMS,
     Slots,
@@ -36,17 +34,14 @@ from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.look_up import LookUps, check_count
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.namespaces import NamespaceUses
+from ollama_tiering.sidecar.reads import Reads, checked_keys
 from ollama_tiering.sidecar.refusing import abort
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.stat_message import stat_message
 from ollama_tiering.store import (
     DIGEST_BYTES,
-    Awaited,
-    BlockKey,
     BlockOffer,
     CommitResult,
-    LeasedBlock,
-    Leasing,
     Outcome,
     Reserved,
     TieredStore,
@@ -55,7 +50,7 @@ from ollama_tiering.store import (
     as_namespace,
 )
 from ollama_tiering.store import block_store_pb2 as pb
-from ollama_tiering.store.errors import CorruptBlock, InvalidBlock
+from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.system.quiet_log import QuietLog
 
@@ -64,7 +59,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
 
-_BATCH_BLOCKS: Final = 64  # named in one answer: the client begins to read meanwhile
 _OUTCOMES: Final = {
     Outcome.RESERVED: pb.Reservation.OUTCOME_RESERVED,
     Outcome.PRESENT: pb.Reservation.OUTCOME_PRESENT,
@@ -95,10 +89,9 @@ class BlockStoreService(AdministrationService):
         self._uses = NamespaceUses(self._admin.describe, pool)
         self._started = int(time.time())
         self._puts = Slots("streams that store", MAX_PUT_STREAMS)
-        self._gets = Slots("streams that read", MAX_GET_STREAMS)
-        self._inline_gets = Slots("streams that read inline", MAX_INLINE_GETS)
         self._tools = Slots("listings and verifications", MAX_TOOL_STREAMS)
         self._look_ups = LookUps(store)
+        self._reads = Reads(store, pool)
         self._check_files = CheckFiles(contents or Contents())
         self._seldom = QuietLog(log)
 
@@ -118,25 +111,17 @@ class BlockStoreService(AdministrationService):
             except Exception as error:
                 await abort(context, "Put", error, self._seldom)
 
+    async def LookUp(self, request: pb.LookUpRequest, context: Context) -> None:
+        try:
+            await self._reads.look_up(request, context)
+        except Exception as error:
+            await abort(context, "LookUp", error, self._seldom)
+
     async def Get(self, request: pb.GetRequest, context: Context) -> None:
-        with contextlib.ExitStack() as places:
-            try:
-                places.enter_context(self._gets.taken())
-                if request.inline:
-                    places.enter_context(self._inline_gets.taken())
-                namespace = as_namespace(request.namespace)
-                keys = _keys(request.keys)
-                if len(set(keys)) < len(keys):
-                    raise ValueError("a key is named twice")
-                leased = await self._blocking(self._store.begin_lease, namespace, keys)
-                try:
-                    await self._answer_get(request, keys, leased, context)
-                except BaseException:
-                    leased.give_up()
-                    self._store.release(leased.lease_id)
-                    raise
-            except Exception as error:
-                await abort(context, "Get", error, self._seldom)
+        try:
+            await self._reads.get(request, context)
+        except Exception as error:
+            await abort(context, "Get", error, self._seldom)
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         # Shielded: a caller that hangs up meanwhile has released it all the same.
@@ -148,7 +133,7 @@ class BlockStoreService(AdministrationService):
     ) -> pb.RemoveSeqResponse:
         try:
             removed_blocks, removed_bytes = await self._blocking(
-                self._store.remove_seq, as_namespace(request.namespace), _keys(request.keys)
+                self._store.remove_seq, as_namespace(request.namespace), checked_keys(request.keys)
             )
         except Exception as error:
             await abort(context, "RemoveSeq", error, self._seldom)
@@ -222,51 +207,6 @@ class BlockStoreService(AdministrationService):
                     closing = self._pool.submit(self._store.close_session, session)
                     await asyncio.shield(asyncio.wrap_future(closing))
 
-    async def _answer_get(
-        self, request: pb.GetRequest, keys: list[BlockKey], leased: Leasing, context: Context
-    ) -> None:
-        """What the client has not read when the lease ends is not sent any more."""
-        deadline = in_seconds(leased.lease_seconds)
-        if request.inline:
-            await begun(context, deadline)
-        answered = 0
-        batch: list[pb.GetResponse] = []
-        most = _BATCH_BLOCKS if request.batch else 1
-        for awaited in leased.blocks:
-            if batch and (len(batch) >= most or not isinstance(awaited, LeasedBlock)):
-                await sent(context, _joined(batch), deadline)
-                batch = []
-            block = await _staged(leased, awaited)
-            if block is None:
-                break
-            answered += 1
-            response = pb.GetResponse(
-                key=block.key,
-                lease_id=leased.lease_id,
-                found=True,
-                tier=block.tier.value,  # type: ignore[arg-type]
-                file_bytes=block.file_bytes,
-            )
-            if not request.inline:
-                response.path = os.fsencode(block.path or "")
-                batch.append(response)
-                continue
-            sent_bytes = 0
-            async for part in self._parts(block):
-                response.part = part
-                sent_bytes += len(part)
-                await sent(context, response, deadline)
-            if sent_bytes < block.file_bytes:
-                leased.give_up()
-                last = pb.GetResponse(key=block.key, lease_id=leased.lease_id)
-                await sent(context, last, deadline)
-                return
-        if batch:
-            await sent(context, _joined(batch), deadline)
-        if answered < len(keys):
-            last = pb.GetResponse(key=keys[answered], lease_id=leased.lease_id)
-            await sent(context, last, deadline)
-
     async def _blocking(self, call: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
 
@@ -275,42 +215,6 @@ class BlockStoreService(AdministrationService):
         return self._store.open_session(
             as_namespace(request.namespace), fields, request.block_tokens
         )
-
-    async def _parts(self, block: LeasedBlock) -> AsyncIterator[bytes]:
-        """Ends early if the block cannot be read."""
-        offset = 0
-        while offset < block.file_bytes:
-            length = min(PART_BYTES, block.file_bytes - offset)
-            try:
-                part = await self._blocking(self._store.read_part, block, offset, length)
-            except (OSError, CorruptBlock) as error:
-                log.warning("inline read failed: key=%s error=%s", block.key.hex(), error)
-                return
-            offset += length
-            yield part
-
-
-def _joined(answers: list[pb.GetResponse]) -> pb.GetResponse:
-    """One message for several blocks, because a message costs more than the block that it names."""
-    first, *more = answers
-    first.more.extend(more)
-    return first
-
-
-async def _staged(leased: Leasing, awaited: Awaited) -> LeasedBlock | None:
-    """The block, as soon as a client can read it. None, which ends the lease's run, if it cannot be
-    staged or not in time. Occupies no thread of the pool meanwhile.
-    """
-    if isinstance(awaited, LeasedBlock):
-        return awaited
-    try:
-        block = await asyncio.wait_for(asyncio.wrap_future(awaited), leased.deadline_seconds)
-    except TimeoutError:
-        leased.give_up("not staged in time")
-        return None
-    if block is None:
-        leased.give_up("not staged")
-    return block
 
 
 def _put(session: WriteSession, request: pb.PutRequest) -> pb.PutResponse | None:
@@ -346,8 +250,3 @@ def _reservation(reserved: Reserved) -> pb.Reservation:
 
 def _committed(result: CommitResult) -> pb.Committed:
     return pb.Committed(stored=result.stored, reason=printable(result.reason))
-
-
-def _keys(keys: Sequence[bytes]) -> list[BlockKey]:
-    check_count(len(keys), "keys")
-    return [as_key(key) for key in keys]

@@ -42,6 +42,7 @@ def stat_message(
         model_uses=models,
         model_terms=map(_model_terms, report.models),
         by_rows=True,
+        look_up=True,
     )
 
 

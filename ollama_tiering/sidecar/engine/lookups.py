@@ -26,6 +26,8 @@ from ollama_tiering.sidecar.engine.chains import block_extras
 from ollama_tiering.sidecar.engine.heads import Head, HeadReader, Heads
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
 from ollama_tiering.sidecar.engine.runner import EngineRunner
+from ollama_tiering.sidecar.policy.history import History, Sought, find
+from ollama_tiering.sidecar.policy.plan import end_of, planned
 from ollama_tiering.store import (
     TOKEN_BYTES,
     BlockKey,
@@ -116,8 +118,11 @@ class EngineLookUps:
             return nothing(pb.SHORTFALL_TOO_SHORT)
         if self._gate is GateMode.RECOMPUTE:
             return nothing(pb.SHORTFALL_RECOMPUTE)
-        start, found = self._history(request)
-        rows, reason, at = _end(found, most)
+        history = self._history(request, most)
+        found = history.blocks
+        # This engine goes on from all of the rows that its slot holds, or gets all of them anew.
+        start = request.have // BLOCK_TOKENS * BLOCK_TOKENS if history.held == held else 0
+        rows, reason, at = end_of(found, most)
         rows = min(rows, (start // BLOCK_TOKENS + self._most_files - 1) * BLOCK_TOKENS)
         if rows - request.have < self._min_tokens:
             return nothing(reason, at)
@@ -129,7 +134,11 @@ class EngineLookUps:
                 return nothing(pb.SHORTFALL_STATE_MISSING, request.have)
             if end < rows:
                 rows, reason, at = end, pb.SHORTFALL_STATE_MISSING, end
-        wanted = [*_planned(found, start, rows), *beside]
+        blocks = (
+            _Wanted(one.block.key, one.first, one.rows, one.bytes, one.block.expected_seconds)
+            for one in planned(found, start, rows, BLOCK_TOKENS)
+        )
+        wanted = [*blocks, *beside]
         seconds = sum(one.seconds for one in wanted)
         size = sum(one.bytes for one in wanted)
         if not self._runner.restore_pays(self._gate, rows - request.have, size, seconds):
@@ -137,20 +146,16 @@ class EngineLookUps:
         expected_ms = min(round(seconds * 1000), _MOST_MS)
         return self._leased(wanted, request.have, Matched(rows, 0, True, expected_ms, reason, at))
 
-    def _history(self, request: EngineMatch) -> tuple[int, list[MatchedBlock]]:
-        """From which row on files are wanted, and the blocks of the history that gains most.
-
-        One that goes on from the rows that the slot holds. If there is none, or nobody knows which
-        rows these are, another one takes their place from the first row on.
-        """
+    def _history(self, request: EngineMatch, most: int) -> History:
         held = request.have // BLOCK_TOKENS
-        known = request.fingerprints if len(request.fingerprints) == held else ()
-        found, self._use = self._store.find_history(
-            *(self._identity.namespace, request.tokens, BLOCK_TOKENS),
-            *(block_extras(request.extras), known, request.have + self._min_tokens),
+        sought = Sought(
+            *(self._identity.namespace, request.tokens, BLOCK_TOKENS, most),
+            *(request.have, self._min_tokens, block_extras(request.extras)),
+            fingerprints=request.fingerprints if len(request.fingerprints) == held else (),
         )
-        goes_on = known and tuple(block.fingerprint for block in found[:held]) == known
-        return (held * BLOCK_TOKENS if goes_on else 0), found
+        history = find(self._store, sought)
+        self._use = history.use
+        return history
 
     def _resumable(
         self, tokens: bytes, found: Sequence[MatchedBlock], above: int, most: int
@@ -270,32 +275,6 @@ def _at_hand(blocks: Sequence[LeasedBlock], heads: Sequence[Head | None]) -> boo
     """Whether naming these waits for no disk, and takes no time to speak of."""
     unknown = [block for block, head in zip(blocks, heads, strict=True) if head is None]
     return len(unknown) <= _MOST_UNKNOWN and all(b.tier is TierKind.RAM for b in unknown)
-
-
-def _planned(found: Sequence[MatchedBlock], start: int, rows: int) -> list[_Wanted]:
-    """The blocks that hold positions `start` to rows - 1."""
-    wanted = []
-    first = 0
-    for block in found:
-        used = min(block.rows, rows - first)
-        if used <= 0:
-            break
-        if first + BLOCK_TOKENS > start:
-            size = max(block.stored_bytes, block.raw_bytes)
-            wanted.append(_Wanted(block.key, first, used, size, block.expected_seconds))
-        first += block.rows
-    return wanted
-
-
-def _end(found: Sequence[MatchedBlock], most: int) -> tuple[int, int, int]:
-    """Rows that can be restored, and why not more: a reason and where."""
-    rows = min(sum(block.rows for block in found), most)
-    if rows >= most:
-        return rows, pb.SHORTFALL_UNSPECIFIED, 0
-    if not rows:
-        return 0, pb.SHORTFALL_NOTHING_STORED, 0
-    differs = found[-1].rows < found[-1].block_rows
-    return rows, pb.SHORTFALL_DIFFERS if differs else pb.SHORTFALL_ENDS, rows
 
 
 def nothing(reason: int, at: int = 0) -> Matched:

@@ -17,12 +17,12 @@ from typing import Final
 
 from ollama_tiering.protocol.engine.messages import EngineFinished, GateMode
 from ollama_tiering.sidecar.engine.identity import Identity
+from ollama_tiering.sidecar.policy import gate
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import InvalidBlock
 
 RATE_TOKENS: Final = 32  # computed: the time of fewer says nothing of the speed of prefill
 FULL_BATCH: Final = 512  # ... so many say all about it: small batches leave a device idle
-DEFAULT_COPY_RATE: Final = 2e9  # bytes/s of checksum and copy, until the first restore measured it
 _MOST: Final = 1 << 40  # bytes or seconds of one request: what is more is no count
 _MOST_REASONS: Final = (
     48  # numbers below it are counted, known here or not (protocol/shortfalls.py)
@@ -57,14 +57,13 @@ class EngineRunner:
     ) -> bool:
         """Is having so many rows from the store expected to be faster than computing them?"""
         with self._lock:
-            if mode is GateMode.RESTORE or not self._prefill_rate:
+            if mode is GateMode.RESTORE:
                 return True
-            rate = self._copy_rate or DEFAULT_COPY_RATE
-            if tier_seconds + file_bytes / rate < tokens / self._prefill_rate:
+            rates = self._prefill_rate, self._copy_rate
+            if gate.restore_pays(tokens, file_bytes, tier_seconds, *rates):
                 return True
             self._report.skipped_by_gate += 1
-            # What is never tried is never measured again: drift back to the default.
-            self._copy_rate = rate + max(DEFAULT_COPY_RATE - rate, 0) / 16
+            self._copy_rate = gate.drifted(self._copy_rate)
             return False
 
     def stored(self, blocks: int) -> None:

@@ -3,6 +3,7 @@ package kvtier
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -39,7 +40,7 @@ type Client struct {
 	probing  atomic.Bool
 	failures atomic.Uint64
 	folders  atomic.Pointer[[]string] // of the sidecar's tiers
-	byRows   atomic.Bool
+	lookUp   atomic.Bool
 	onUp     func()
 	first    chan struct{} // closed when the first probe has ended
 	once     sync.Once
@@ -85,41 +86,62 @@ func (c *Client) WaitFirst() {
 // Up reports whether the sidecar answered last.
 func (c *Client) Up() bool { return c.up.Load() }
 
-// ByRows reports whether the sidecar that answered last knows blocks that their rows name.
-func (c *Client) ByRows() bool { return c.byRows.Load() }
+// LooksUp reports whether the sidecar that answered last knows LookUp; one of an older program does not.
+func (c *Client) LooksUp() bool { return c.lookUp.Load() }
 
 // Failures counts calls that failed for another reason than ErrDown.
 func (c *Client) Failures() uint64 { return c.failures.Load() }
 
-// Has returns the longest stored prefix of tokens. No match is an empty response.
-func (c *Client) Has(ctx context.Context, ns Namespace, keys []Key, tokens []byte, timeout time.Duration) (*tierpb.HasResponse, error) {
-	ctx, cancel, err := c.start(ctx, timeout)
+// LookUp asks what of a prompt is worth restoring, and for its files. The plan comes within timeout, and is given to planned, which
+// says how long the files may take from then on; then each is called for every file, in order. It ends without an error where the
+// sidecar has lost a file. The lease lasts until the returned function is called. Where the time for the files is over and each
+// took most of it, that is not the sidecar's failure.
+func (c *Client) LookUp(
+	ctx context.Context, request *tierpb.LookUpRequest, timeout time.Duration,
+	planned func(*tierpb.LookUpPlan) time.Duration, each func(*tierpb.NamedFile) error,
+) (release func(), err error) {
+	release = func() {}
+	if !c.up.Load() {
+		return release, ErrDown
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	late := time.AfterFunc(timeout, func() { cancel(context.DeadlineExceeded) })
+	defer late.Stop()
+	stream, err := c.rpc.LookUp(ctx, request)
 	if err != nil {
-		return nil, err
+		return release, c.result(ctx, err)
 	}
-	defer cancel()
-	response, err := c.rpc.Has(ctx, &tierpb.HasRequest{Namespace: ns[:], Keys: keyBytes(keys), Tokens: tokens, BlockTokens: BlockTokens})
-	return response, c.result(ctx, err)
-}
-
-// HasHistory returns the history of tokens that gains most for a slot whose first blocks have these fingerprints: one that goes on
-// from them and has at least so many tokens, else any.
-func (c *Client) HasHistory(
-	ctx context.Context, ns Namespace, tokens []byte, extras []Extra, fingerprints [][]byte, least int, timeout time.Duration,
-) (*tierpb.HasResponse, error) {
-	ctx, cancel, err := c.start(ctx, timeout)
-	if err != nil {
-		return nil, err
+	var own time.Duration
+	for plan := (*tierpb.LookUpPlan)(nil); ; {
+		answer, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF) && plan != nil:
+			return release, nil
+		case err != nil && plan != nil && own > timeout/2 && errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+			return release, context.DeadlineExceeded
+		case err != nil:
+			return release, c.result(ctx, err)
+		}
+		if plan == nil {
+			if plan = answer.Plan; plan == nil {
+				return release, errors.New("sidecar answered files without a plan")
+			}
+			if lease := plan.LeaseId; lease != 0 {
+				release = func() { go c.release(lease) }
+			}
+			late.Stop()
+			timeout = planned(plan)
+			late.Reset(timeout)
+		}
+		for _, file := range answer.Files {
+			start := time.Now()
+			if err := each(file); err != nil {
+				return release, err
+			}
+			own += time.Since(start)
+		}
 	}
-	defer cancel()
-	request := &tierpb.HasRequest{
-		Namespace: ns[:], Tokens: tokens, BlockTokens: BlockTokens, ByRows: true, Fingerprints: fingerprints, LeastTokens: uint32(least),
-	}
-	for _, x := range extras {
-		request.Extras = append(request.Extras, &tierpb.Extra{Row: x.Row, Digest: x.Digest})
-	}
-	response, err := c.rpc.Has(ctx, request)
-	return response, c.result(ctx, err)
 }
 
 // Get leases blocks and calls each for every one that was found, in order, with the file that holds it. It stops at the
@@ -284,10 +306,13 @@ func (c *Client) result(ctx context.Context, err error) error {
 		return nil
 	}
 	if errors.Is(ctx.Err(), context.Canceled) {
-		return err
+		if !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+			return err
+		}
+		err = context.DeadlineExceeded // of a time that depends on what was answered first
 	}
 	c.failures.Add(1)
-	switch status.Code(err) {
+	switch status.Code(err) { // Unknown for what is no status, such as the end of the time
 	case codes.InvalidArgument, codes.ResourceExhausted, codes.DataLoss, codes.NotFound:
 	default:
 		if c.up.CompareAndSwap(true, false) {
@@ -310,7 +335,7 @@ func (c *Client) probe() {
 			cancel()
 			if err == nil {
 				c.noteFolders(stat)
-				c.byRows.Store(stat.ByRows)
+				c.lookUp.Store(stat.LookUp)
 				c.probing.Store(false) // before up: a call that fails from now on, even in onUp, starts the next probe
 				c.up.Store(true)
 			}

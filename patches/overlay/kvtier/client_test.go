@@ -87,16 +87,14 @@ func TestStoredBlocksAreMatchedToTheTokenAndReadBack(t *testing.T) {
 
 	prompt := append([]int32{}, ids...)
 	prompt[len(prompt)-3] = -1 // differs inside the tail
-	encoded := TokenBytes(prompt)
-	has, err := c.Has(context.Background(), ns, Chain(ns, encoded, nil), encoded, time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(has.Blocks) != 3 || has.MatchedTokens != uint64(len(ids)-3) || has.Blocks[2].Rows != 7 || has.Blocks[2].BlockRows != 10 {
-		t.Fatalf("matched %d tokens in %v", has.MatchedTokens, has.Blocks)
-	}
 	seen, parents := 0, append([]Key{ns}, keys...)
-	release, err := c.Get(context.Background(), ns, keys, time.Second, func(r *tierpb.GetResponse) error {
+	planned := func(plan *tierpb.LookUpPlan) time.Duration {
+		if plan.EndRow != uint32(len(ids)-3) || plan.Files != 3 || plan.StartRow != 0 || plan.Reason != tierpb.Shortfall_SHORTFALL_DIFFERS {
+			t.Errorf("planned %v", plan)
+		}
+		return time.Second
+	}
+	release, err := c.LookUp(context.Background(), wanted(ns, prompt), time.Second, planned, func(r *tierpb.NamedFile) error {
 		open := ReadFile
 		if r.Tier == tierpb.Tier_TIER_RAM {
 			open = OpenFile
@@ -131,14 +129,40 @@ func TestStoredBlocksAreMatchedToTheTokenAndReadBack(t *testing.T) {
 	if err != nil || seen != 3 {
 		t.Fatalf("%d blocks, %v", seen, err)
 	}
+	seen = 0
+	release, err = c.Get(context.Background(), ns, keys, time.Second, func(r *tierpb.GetResponse) error {
+		if !bytes.Equal(r.Key, keys[seen][:]) || len(r.Path) == 0 {
+			t.Errorf("block %d: %v", seen, r)
+		}
+		seen++
+		return nil
+	})
+	if release(); err != nil || seen != 3 {
+		t.Fatalf("%d blocks by their keys, %v", seen, err)
+	}
+}
+
+// wanted asks for all of a prompt but its last token.
+func wanted(ns Namespace, prompt []int32) *tierpb.LookUpRequest {
+	return &tierpb.LookUpRequest{
+		Namespace: ns[:], Tokens: TokenBytes(prompt), BlockTokens: BlockTokens, MostRows: uint32(max(len(prompt)-1, 0)), MinTokens: 1,
+	}
+}
+
+// lookUp asks for a prompt of which nothing is expected.
+func lookUp(ctx context.Context, c *Client, prompt []int32, timeout time.Duration) (plan *tierpb.LookUpPlan, err error) {
+	_, err = c.LookUp(ctx, wanted(Namespace{9}, prompt), timeout, func(p *tierpb.LookUpPlan) time.Duration {
+		plan = p
+		return timeout
+	}, func(*tierpb.NamedFile) error { return errors.New("a file of nothing") })
+	return plan, err
 }
 
 func TestUnknownPromptIsAMissNotAnError(t *testing.T) {
 	c := client(t)
-	tokens := TokenBytes(make([]int32, 200))
-	has, err := c.Has(context.Background(), Namespace{9}, Chain(Namespace{9}, tokens, nil), tokens, time.Second)
-	if err != nil || len(has.Blocks) != 0 {
-		t.Errorf("%v, %v", has, err)
+	plan, err := lookUp(context.Background(), c, make([]int32, 200), time.Second)
+	if err != nil || plan.Files != 0 || plan.EndRow != 0 || plan.Reason != tierpb.Shortfall_SHORTFALL_NOTHING_STORED {
+		t.Errorf("%v, %v", plan, err)
 	}
 }
 
@@ -151,7 +175,7 @@ func TestAbsentSidecarCostsNoTime(t *testing.T) {
 	c.WaitFirst()
 	start := time.Now()
 	for range 1000 {
-		if _, err := c.Has(context.Background(), Namespace{}, nil, nil, LookupTimeout); !errors.Is(err, ErrDown) {
+		if _, err := lookUp(context.Background(), c, nil, LookupTimeout); !errors.Is(err, ErrDown) {
 			t.Fatal(err)
 		}
 	}
@@ -189,7 +213,7 @@ func TestSilentSidecarCostsOneTimeout(t *testing.T) {
 	c.up.Store(true) // as if it had become silent after it answered
 	start = time.Now()
 	for range 10 {
-		_, _ = c.Has(context.Background(), Namespace{}, nil, nil, LookupTimeout)
+		_, _ = lookUp(context.Background(), c, nil, LookupTimeout)
 	}
 	if took := time.Since(start); took > LookupTimeout+50*time.Millisecond {
 		t.Errorf("10 look-ups took %v in all", took)
@@ -237,7 +261,7 @@ func TestSidecarThatFailsWhileItComesUpIsFoundAgain(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Nanosecond)
 			defer cancel()
 			time.Sleep(time.Millisecond)
-			_, _ = c.Has(ctx, Namespace{}, nil, nil, time.Second) // fails with the deadline
+			_, _ = lookUp(ctx, c, nil, time.Second) // fails with the deadline
 		}
 		ups <- struct{}{}
 	})

@@ -8,8 +8,9 @@ import pytest
 
 from ollama_tiering.protocol.engine.messages import EngineFinished, GateMode
 from ollama_tiering.sidecar.engine.identity import identity_of
-from ollama_tiering.sidecar.engine.runner import DEFAULT_COPY_RATE, EngineRunner, EngineRunners
+from ollama_tiering.sidecar.engine.runner import EngineRunner, EngineRunners
 from ollama_tiering.sidecar.ledger import Counts
+from ollama_tiering.sidecar.policy.gate import DEFAULT_COPY_RATE
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.errors import InvalidBlock
 from tests.contract.fake_engine import hello

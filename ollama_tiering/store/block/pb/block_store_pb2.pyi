@@ -130,6 +130,58 @@ class NamespaceField(_message.Message):
     value: str
     def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
+class LookUpRequest(_message.Message):
+    namespace: bytes
+    tokens: bytes
+    extras: _containers.RepeatedCompositeFieldContainer[Extra]
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    block_tokens: int
+    most_rows: int
+    memory_rows: int
+    min_tokens: int
+    by_rows: bool
+    fingerprints: _containers.RepeatedScalarFieldContainer[bytes]
+    windows: _containers.RepeatedCompositeFieldContainer[WindowSought]
+    prefill_tokens_per_second: float
+    copy_bytes_per_second: float
+    def __init__(self, namespace: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., extras: _Optional[_Iterable[_Union[Extra, _Mapping[str, object]]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping[str, object]]]] = ..., block_tokens: _Optional[int] = ..., most_rows: _Optional[int] = ..., memory_rows: _Optional[int] = ..., min_tokens: _Optional[int] = ..., by_rows: _Optional[bool] = ..., fingerprints: _Optional[_Iterable[bytes]] = ..., windows: _Optional[_Iterable[_Union[WindowSought, _Mapping[str, object]]]] = ..., prefill_tokens_per_second: _Optional[float] = ..., copy_bytes_per_second: _Optional[float] = ...) -> None: ...
+
+class Span(_message.Message):
+    first: int
+    last: int
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+
+class WindowSought(_message.Message):
+    child: int
+    size: int
+    row_bytes: int
+    at_checkpoints: bool
+    def __init__(self, child: _Optional[int] = ..., size: _Optional[int] = ..., row_bytes: _Optional[int] = ..., at_checkpoints: _Optional[bool] = ...) -> None: ...
+
+class LookUpResponse(_message.Message):
+    plan: LookUpPlan
+    files: _containers.RepeatedCompositeFieldContainer[NamedFile]
+    def __init__(self, plan: _Optional[_Union[LookUpPlan, _Mapping[str, object]]] = ..., files: _Optional[_Iterable[_Union[NamedFile, _Mapping[str, object]]]] = ...) -> None: ...
+
+class LookUpPlan(_message.Message):
+    start_row: int
+    end_row: int
+    files: int
+    reason: Shortfall
+    at_row: int
+    expected_seconds: float
+    own_bytes: int
+    lease_id: int
+    def __init__(self, start_row: _Optional[int] = ..., end_row: _Optional[int] = ..., files: _Optional[int] = ..., reason: _Optional[_Union[Shortfall, str]] = ..., at_row: _Optional[int] = ..., expected_seconds: _Optional[float] = ..., own_bytes: _Optional[int] = ..., lease_id: _Optional[int] = ...) -> None: ...
+
+class NamedFile(_message.Message):
+    key: bytes
+    tier: Tier
+    path: bytes
+    file_bytes: int
+    fingerprint: bytes
+    def __init__(self, key: _Optional[bytes] = ..., tier: _Optional[_Union[Tier, str]] = ..., path: _Optional[bytes] = ..., file_bytes: _Optional[int] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
+
 class HasRequest(_message.Message):
     namespace: bytes
     keys: _containers.RepeatedScalarFieldContainer[bytes]
@@ -385,7 +437,8 @@ class StatRequest(_message.Message):
 class StatForEngines(_message.Message):
     tiers: _containers.RepeatedCompositeFieldContainer[TierFolder]
     by_rows: bool
-    def __init__(self, tiers: _Optional[_Iterable[_Union[TierFolder, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ...) -> None: ...
+    look_up: bool
+    def __init__(self, tiers: _Optional[_Iterable[_Union[TierFolder, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ..., look_up: _Optional[bool] = ...) -> None: ...
 
 class TierFolder(_message.Message):
     directory: bytes

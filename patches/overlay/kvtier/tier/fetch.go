@@ -1,7 +1,6 @@
 package tier
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"sync"
@@ -19,11 +18,17 @@ const (
 	getShare = 4
 )
 
-var errMemory = errors.New("no memory to read it into")
+var (
+	errMemory = errors.New("no memory to read it into")
+	errAnswer = errors.New("the sidecar's answer makes no sense")
+)
 
 // fetch is a prompt's stored prefix, in memory or, what the RAM tier has of it, open.
 type fetch struct {
+	t        *Tier
 	prompt   Prompt
+	tokens   []byte  // of the prompt
+	held     []*link // blocks that the slot held when it was looked up, where rows name them
 	links    []*link // of its whole blocks, from the prompt's first on, where rows name them
 	from     int     // first position of blocks[0]
 	rows     int     // positions [from, rows) can be restored
@@ -31,6 +36,7 @@ type fetch struct {
 	blocks   []*fetchedBlock
 	windows  []*fetchedWindow // of a model that has windows: all that end at rows
 	report   tierpb.RestoreReport
+	short    shortfall // why no more of the prompt is worth restoring, as the sidecar says
 
 	release func() // ends the lease
 	once    sync.Once
@@ -48,78 +54,30 @@ func (f *fetch) close() {
 	})
 }
 
-// fetch opens, or reads and verifies, the planned blocks, several at a time, and sets f.rows to the end of the unbroken run
-// of them. The files may take so long. Of those to be read it takes as many, from the first on, as there is memory for. It
-// returns what ended the run before that of the plan, unexplained if nothing did.
-func (t *Tier) fetch(
-	ctx context.Context, timeout time.Duration, f *fetch, wanted fetchPlan, chain []kvtier.Key, tokens []byte,
-) tierpb.Shortfall {
-	room := t.memory.take(ctx, wanted.ownBytes(), timeout/memoryWaitShare)
-	defer func() { t.memory.give(room) }()           // what no block has taken over
-	ctx, cancel := context.WithTimeout(ctx, timeout) // the files have all of it, however long the memory was waited for
-	defer cancel()
-	plan := wanted.within(room)
-	if len(plan.blocks) == 0 {
-		t.shortOfMemory(wanted.rows, plan.rows)
-		return noMemory
+// request is the question for most rows of the prompt, of which the slot holds the first.
+func (f *fetch) request(most, memory int) *tierpb.LookUpRequest {
+	t := f.t
+	r := &tierpb.LookUpRequest{
+		Namespace: t.namespace[:], Tokens: f.tokens, BlockTokens: kvtier.BlockTokens, MostRows: uint32(most),
+		MemoryRows: uint32(memory), MinTokens: uint32(t.config.MinTokens), ByRows: t.model.ByRows,
 	}
-	keys := make([]kvtier.Key, len(plan.blocks))
-	for i, b := range plan.blocks {
-		if len(b.Key) != len(keys[i]) {
-			return sidecarError
-		}
-		copy(keys[i][:], b.Key)
+	r.PrefillTokensPerSecond, r.CopyBytesPerSecond = t.stats.speeds()
+	for _, x := range f.prompt.Extras {
+		r.Extras = append(r.Extras, &tierpb.Extra{Row: x.Row, Digest: x.Digest})
 	}
-	files := newReaders[*fetchedBlock](t, len(keys))
-	start := time.Now()
-	release, err := t.client.Get(ctx, t.namespace, keys, getMost, func(r *tierpb.GetResponse) error {
-		own := 0
-		if r.Tier != tierpb.Tier_TIER_RAM {
-			own = int(r.FileBytes)
-		}
-		if room += t.memory.take(ctx, own-room, 0); own > room { // the block has been moved since the look-up
-			return errMemory
-		}
-		first := plan.from + files.n*kvtier.BlockTokens
-		parent := t.namespace
-		if first > 0 {
-			parent = chain[first/kvtier.BlockTokens-1]
-		}
-		b := &fetchedBlock{
-			key: keys[files.n], first: first, rows: min(kvtier.BlockTokens, plan.rows-first), memory: &t.memory, own: own,
-		}
-		err := files.begin(ctx, func() (*fetchedBlock, error) {
-			return b, t.openBlock(b, r, parent, tokens[4*first:], kvtier.ExtrasOf(f.prompt.Extras, first, b.rows))
+	for _, s := range f.prompt.Spans {
+		r.Spans = append(r.Spans, &tierpb.Span{First: uint32(s.First), Last: uint32(s.Last)})
+	}
+	for _, k := range f.held {
+		r.Fingerprints = append(r.Fingerprints, k.fingerprint)
+	}
+	for i := range t.model.Windows {
+		w := &t.model.Windows[i]
+		r.Windows = append(r.Windows, &tierpb.WindowSought{
+			Child: uint32(w.Child), Size: uint32(w.Size), RowBytes: layerBytes(w.Layers), AtCheckpoints: w.Checkpoints != nil,
 		})
-		if err == nil {
-			room -= own
-		}
-		return err
-	})
-	f.release = release
-	if err != nil {
-		slog.Debug("kv tiering: get", "error", err)
 	}
-	read := plan
-	if errors.Is(err, errMemory) {
-		read = plan.first(files.n)
-	}
-	f.expected = read.seconds
-	t.shortOfMemory(wanted.rows, read.rows)
-	fetched, failed := files.collect(ctx)
-	f.report.FetchSeconds = time.Since(start).Seconds()
-	bad := t.keep(f, keys, fetched, failed)
-	switch {
-	case bad != nil:
-		return blockReason(bad)
-	case err != nil:
-		return callReason(err, filesLate)
-	case len(fetched) < len(keys):
-		return blocksGone
-	case len(plan.blocks) < len(wanted.blocks):
-		return noMemory
-	}
-	return unexplained
+	return r
 }
 
 // keep gives f the unbroken run of fetched blocks, and lets go of the others. It returns what is wrong with the first of

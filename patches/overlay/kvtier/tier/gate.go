@@ -1,7 +1,6 @@
 package tier
 
 import (
-	"log/slog"
 	"time"
 
 	"github.com/ollama/ollama/kvtier"
@@ -24,30 +23,30 @@ const (
 	coreFlops   = 1e11
 	weightBytes = 2
 
-	// defaultCopyRate (bytes/s) stands in for the speed of checksum and copy until the first restore measured it.
+	// defaultCopyRate (bytes/s) is what the sidecar takes for the speed of checksum and copy until a restore measured it.
 	defaultCopyRate = 2e9
 )
 
-// restorePays is the gate: is having tokens rows from the store expected to be faster than computing them?
-func (s *stats) restorePays(tokens int, bytes uint64, tierSeconds float64) bool {
+// speeds are those that the sidecar's gate compares: of prefill, in tokens a second, and of what a restore does beyond having the
+// files, in bytes a second. 0: not measured yet, or there is no gate.
+func (s *stats) speeds() (prefill, copying float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.gate == kvtier.GateRestore || s.prefillRate == 0 {
-		return true
+	if s.gate == kvtier.GateRestore {
+		return 0, 0
 	}
-	rate := s.copyRate
-	if rate == 0 {
-		rate = defaultCopyRate
+	return s.prefillRate, s.copyRate
+}
+
+// gated counts a restore that the gate has refused.
+func (s *stats) gated() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts.SkippedByGate++
+	// What is never tried is never measured again: drift back to the default.
+	if s.copyRate > 0 {
+		s.copyRate += max(defaultCopyRate-s.copyRate, 0) / 16
 	}
-	restore, recompute := tierSeconds+float64(bytes)/rate, float64(tokens)/s.prefillRate
-	pays := restore < recompute
-	if !pays {
-		s.counts.SkippedByGate++
-		// What is never tried is never measured again: drift back to the default.
-		s.copyRate = rate + max(defaultCopyRate-rate, 0)/16
-	}
-	slog.Debug("kv tiering gate", "tokens", tokens, "restore_seconds", restore, "recompute_seconds", recompute, "restore", pays)
-	return pays
 }
 
 // lookupTimeout is how long a look-up of so many tokens may take.

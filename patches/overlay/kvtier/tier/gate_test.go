@@ -7,24 +7,32 @@ import (
 	"github.com/ollama/ollama/kvtier"
 )
 
-func TestGateComparesMeasuredSpeeds(t *testing.T) {
+func TestTheGateIsToldMeasuredSpeeds(t *testing.T) {
 	s := stats{gate: kvtier.GateAuto}
-	if !s.restorePays(1000, 1e9, 10) {
-		t.Error("nothing measured yet: restore")
+	if prefill, copying := s.speeds(); prefill != 0 || copying != 0 {
+		t.Errorf("nothing measured yet: %v, %v", prefill, copying)
 	}
 	s.prefillRate, s.copyRate = 1000, 1e9
-	if s.restorePays(1000, 5e8, 0.6) { // 1.1 s against 1 s
-		t.Error("restoring is slower, yet it is chosen")
-	}
-	if !s.restorePays(1000, 1e8, 0.6) { // 0.7 s against 1 s
-		t.Error("restoring is faster, yet it is not chosen")
-	}
-	if s.counts.SkippedByGate != 1 {
-		t.Errorf("%d skipped", s.counts.SkippedByGate)
+	if prefill, copying := s.speeds(); prefill != 1000 || copying != 1e9 {
+		t.Errorf("measured: %v, %v", prefill, copying)
 	}
 	s.gate = kvtier.GateRestore
-	if !s.restorePays(1, 1e12, 100) {
+	if prefill, _ := s.speeds(); prefill != 0 {
 		t.Error("the switch does not force restoring")
+	}
+}
+
+func TestAfterARefusalTheSpeedDriftsBackToTheDefault(t *testing.T) {
+	s := stats{copyRate: 1e9}
+	s.gated()
+	if s.counts.SkippedByGate != 1 || s.copyRate != 1e9+(defaultCopyRate-1e9)/16 {
+		t.Errorf("%d skipped, %v bytes/s", s.counts.SkippedByGate, s.copyRate)
+	}
+	for _, rate := range []float64{0, 3e9} { // not measured yet, or faster
+		s.copyRate = rate
+		if s.gated(); s.copyRate != rate {
+			t.Errorf("%v became %v", rate, s.copyRate)
+		}
 	}
 }
 

@@ -291,10 +291,17 @@ func TestWhatASlotHoldsOfAnotherHistoryIsReplaced(t *testing.T) {
 			tier.hasHistory(t, 0, 300, stored)
 			tier.storeAll(t)
 			held := [][]byte{mine.fingerprint(tier, 0), mine.fingerprint(tier, 64)}
-			encoded := kvtier.TokenBytes(tokens)
-			has, err := tier.client.HasHistory(t.Context(), tier.namespace, encoded, nil, held, 1, time.Second)
-			if err != nil || len(has.Blocks) < 2 || string(has.Blocks[1].Fingerprint) != string(held[1]) {
-				t.Fatalf("what the slot held before is not stored: %v %v", has, err)
+			request := &tierpb.LookUpRequest{
+				Namespace: tier.namespace[:], Tokens: kvtier.TokenBytes(tokens), BlockTokens: kvtier.BlockTokens,
+				MostRows: 300, MemoryRows: 128, MinTokens: 1, ByRows: true, Fingerprints: held,
+			}
+			start := uint32(0)
+			release, err := tier.client.LookUp(t.Context(), request, time.Second, func(plan *tierpb.LookUpPlan) time.Duration {
+				start = plan.StartRow
+				return time.Second
+			}, func(*tierpb.NamedFile) error { return nil })
+			if release(); err != nil || start != 128 {
+				t.Fatalf("what the slot held before is not stored: it goes on from %d, %v", start, err)
 			}
 			// What is computed now is stored behind what the slot holds.
 			longer := append(tokens[:300:300], tokensFrom(7000, 7100)...)

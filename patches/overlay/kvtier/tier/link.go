@@ -57,20 +57,19 @@ func (ts *slot) links(rows int) []*link {
 	return links[:min(len(links), rows/kvtier.BlockTokens)]
 }
 
-// fingerprints are those of the first blocks of so many rows, up to the first that is not known.
-func (t *Tier) fingerprints(slot, rows int) (of [][]byte) {
+// heldBlocks are those that a slot holds whole of so many rows, up to the first of which it is not known which rows it has.
+func (t *Tier) heldBlocks(slot, rows int) []*link {
 	if !t.model.ByRows {
 		return nil
 	}
 	t.host.Lock()
 	defer t.host.Unlock()
-	for _, k := range t.slots[slot].links(rows) {
-		if k.fingerprint == nil {
-			break
-		}
-		of = append(of, k.fingerprint)
+	links := t.slots[slot].links(rows)
+	known := 0
+	for known < len(links) && links[known].name(t) {
+		known++
 	}
-	return of
+	return links[:known:known]
 }
 
 // begins reports whether the slot holds the rows of the first of these blocks, bit by bit.

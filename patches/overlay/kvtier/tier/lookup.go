@@ -17,8 +17,8 @@ type lookUp struct {
 	fetch  *fetch    // nil: none can
 }
 
-// prefetch looks up how much of the prompt is stored, decides whether restoring pays, and opens or reads the blocks.
-// It holds no lock while it waits for the sidecar or for a file. Where less than all can be restored it says why.
+// prefetch asks the sidecar what of the prompt is worth restoring, and opens or reads the blocks. It holds no lock while it waits
+// for the sidecar or for a file. Where less than all can be restored it says why.
 func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func() (slot, rows int)) *lookUp {
 	l := &lookUp{tokens: len(p.Tokens)}
 	// The last input is always computed: sampling needs its logits. So is all of a span that has it.
@@ -34,51 +34,23 @@ func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func
 	if most-l.memory < t.config.MinTokens {
 		return l.without(tooShort)
 	}
-	encoded := kvtier.TokenBytes(p.Tokens)
 	start := time.Now()
-	found, err := t.find(ctx, p, encoded, slot, l.memory, t.stats.lookupTimeout(most-l.memory))
-	if err != nil {
-		return l.without(callReason(err, sidecarLate))
-	}
-	chain := found.chain
-	plan := planFetch(found.blocks, found.held, most)
-	plan = plan.until(p.resumable(plan.rows))
-	l.short = plan.end(most)
-	if plan.rows-l.memory < t.config.MinTokens {
-		return l
-	}
-	windows := len(t.model.Windows) > 0
-	if windows {
-		matched := plan.rows
-		end, seconds := t.lastWindows(p, found.blocks, encoded, l.memory+t.config.MinTokens, matched)
-		if plan = plan.until(end); end < matched {
-			l.short = t.windowShortfall(matched, end)
-		}
-		if plan.windowSeconds = seconds; end-l.memory < t.config.MinTokens {
-			return l
-		}
-	}
-	if !t.stats.restorePays(plan.rows-l.memory, plan.bytes+t.windowBytes(plan.rows), plan.seconds+plan.windowSeconds) {
-		return l.without(gateSaysNo)
-	}
-	f := &fetch{prompt: p, from: plan.from, rows: plan.from, links: found.links, release: func() {}}
-	f.report.LookupSeconds = time.Since(start).Seconds()
-	began, reason := time.Now(), unexplained
-	timeout := t.stats.getTimeout(plan.rows-plan.from, plan.seconds+plan.windowSeconds)
-	if windows {
-		reason = t.fetchWindows(ctx, timeout, f, plan, chain, encoded)
-	}
-	if reason == unexplained {
-		reading := time.Since(began)
-		reason = t.fetch(ctx, timeout-reading, f, plan, chain, encoded)
-		f.report.FetchSeconds += reading.Seconds()
-	}
-	if reason != unexplained {
+	f := &fetch{t: t, prompt: p, tokens: kvtier.TokenBytes(p.Tokens), held: t.heldBlocks(slot, l.memory), release: func() {}}
+	planned, reason := f.read(ctx, f.request(most, l.memory), t.stats.lookupTimeout(most-l.memory))
+	l.short = f.short
+	switch {
+	case reason != unexplained:
 		l.short = shortfall{reason: reason}
+	case l.short.reason == gateSaysNo:
+		t.stats.gated()
+	}
+	if planned == 0 {
+		f.close()
+		return l
 	}
 	f.rows = p.resumable(f.rows)
 	t.stats.spent(time.Since(start))
-	if f.rows-l.memory < t.config.MinTokens || (windows && f.rows < plan.rows) {
+	if f.rows-l.memory < t.config.MinTokens || (len(t.model.Windows) > 0 && f.rows < planned) {
 		f.close()
 		return l
 	}
@@ -90,7 +62,7 @@ func (t *Tier) prefetch(ctx context.Context, p Prompt, inputs int, inMemory func
 	return l
 }
 
-// notAsked is why the sidecar is not asked for a prompt of which so many rows could be restored; unexplained: it is.
+// notAsked is why the sidecar is not asked for a prompt of which at most most rows could be restored; unexplained: it is.
 func (t *Tier) notAsked(most int) tierpb.Shortfall {
 	switch {
 	case most < t.config.MinTokens:

@@ -32,7 +32,7 @@ func (b *fetchedBlock) close() {
 // openBlock opens or reads one block and checks everything about it before a byte of it is used; the rows of one in the RAM
 // tier, which may still change, are checked when they are read.
 func (t *Tier) openBlock(
-	b *fetchedBlock, r *tierpb.GetResponse, parent kvtier.Key, tokens []byte, extras []kvtier.Extra,
+	b *fetchedBlock, r *tierpb.NamedFile, parent kvtier.Key, tokens []byte, extras []kvtier.Extra,
 ) (err error) {
 	usable := false
 	defer func() {
@@ -60,7 +60,7 @@ func (t *Tier) openBlock(
 }
 
 // openFile opens a block's file if it lies in memory, and reads it if it does not, or if too many are open.
-func (t *Tier) openFile(b *fetchedBlock, r *tierpb.GetResponse) (err error) {
+func (t *Tier) openFile(b *fetchedBlock, r *tierpb.NamedFile) (err error) {
 	if r.Tier == tierpb.Tier_TIER_RAM {
 		b.file, err = t.files.open(string(r.Path), int(r.FileBytes))
 		if !errors.Is(err, kvtier.ErrManyOpen) {

@@ -1,11 +1,9 @@
 package tier
 
 import (
-	"bytes"
 	"slices"
 
 	"github.com/ollama/ollama/kvtier"
-	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
 // Prompt is inputs as the store tells them from others: their tokens, and what stands at some of them beside a token.
@@ -40,36 +38,4 @@ func (p Prompt) resumable(at int) int {
 		}
 	}
 	return at
-}
-
-// matched are the blocks of a look-up as far as they match the prompt, whose whole blocks are in chain. One that is not among
-// those was matched by its tokens, up to what stands beside them, and that says nothing of what the prompt has there. Where the
-// prompt has all of its tokens its key says more.
-func (p Prompt) matched(blocks []*tierpb.BlockInfo, ns kvtier.Namespace, chain []kvtier.Key) []*tierpb.BlockInfo {
-	for i, b := range blocks {
-		if i < len(chain) && bytes.Equal(b.Key, chain[i][:]) {
-			continue
-		}
-		first, parent := i*kvtier.BlockTokens, ns
-		if i > 0 {
-			parent = chain[i-1]
-		}
-		if rows := int(b.BlockRows); len(p.Extras) > 0 && first+rows <= len(p.Tokens) {
-			tokens := kvtier.TokenBytes(p.Tokens[first : first+rows])
-			if key := kvtier.RowsKey(parent, tokens, kvtier.ExtrasOf(p.Extras, first, rows), b.Fingerprint); bytes.Equal(b.Key, key[:]) {
-				b.Rows = b.BlockRows
-				continue
-			}
-		}
-		inside := kvtier.ExtrasOf(p.Extras, first, int(b.Rows))
-		switch {
-		case len(inside) == 0:
-			continue
-		case inside[0].Row == 0:
-			return blocks[:i]
-		}
-		b.Rows = inside[0].Row
-		return blocks[:i+1]
-	}
-	return blocks
 }

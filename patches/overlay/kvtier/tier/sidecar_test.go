@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -139,7 +140,7 @@ func (s *sidecar) change(t *testing.T, tier *Tier, block, row, segment int) {
 }
 
 func (s *sidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatForEngines, error) {
-	return &tierpb.StatForEngines{Tiers: []*tierpb.TierFolder{{Directory: []byte(s.dir)}}, ByRows: !s.older}, nil
+	return &tierpb.StatForEngines{Tiers: []*tierpb.TierFolder{{Directory: []byte(s.dir)}}, LookUp: !s.older}, nil
 }
 
 // CheckFiles says what content does, or that all is sound.
@@ -150,30 +151,146 @@ func (s *sidecar) CheckFiles(context.Context, *tierpb.CheckFilesRequest) (*tierp
 	return &tierpb.CheckFilesResponse{State: tierpb.CheckFilesResponse_STATE_SOUND}, nil
 }
 
-func (s *sidecar) Has(ctx context.Context, request *tierpb.HasRequest) (*tierpb.HasResponse, error) {
+// LookUp answers what the real one would of a prompt that has no images, whose rules have tests of their own.
+func (s *sidecar) LookUp(r *tierpb.LookUpRequest, stream tierpb.BlockStore_LookUpServer) error {
 	if s.has != nil {
-		if err := s.has(ctx); err != nil {
-			return nil, err
+		if err := s.has(stream.Context()); err != nil {
+			return err
 		}
 	}
-	left := 0 // tokens that match
-	for left < len(request.Tokens)/4 && binary.LittleEndian.Uint32(request.Tokens[4*left:]) == uint32(left) {
-		left++
+	plan, blocks, windows := s.plan(r)
+	var files []*tierpb.NamedFile
+	for _, b := range blocks {
+		files = append(files, s.named(b, s.fingerprint))
+		if s.tier != tierpb.Tier_TIER_RAM {
+			plan.OwnBytes += uint64(b.size)
+		}
 	}
-	r := &tierpb.HasResponse{}
-	for _, b := range s.blocks {
-		rows := min(b.rows, left)
-		if rows == 0 {
+	for _, key := range windows {
+		if i := slices.IndexFunc(s.blocks, func(b sidecarBlock) bool { return b.key == key }); i >= 0 {
+			files = append(files, s.named(s.blocks[i], nil))
+		}
+	}
+	plan.Files = uint32(len(blocks) + len(windows))
+	if err := stream.Send(&tierpb.LookUpResponse{Plan: plan}); err != nil {
+		return err
+	}
+	for i, file := range files {
+		s.mu.Lock()
+		s.asked = i + 1
+		s.mu.Unlock()
+		if i == len(files)-1 && s.get != nil {
+			if err := s.get(stream.Context()); err != nil {
+				return err
+			}
+		}
+		if i == len(files)-1 && s.gone {
+			return nil
+		}
+		if err := stream.Send(&tierpb.LookUpResponse{Files: []*tierpb.NamedFile{file}}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *sidecar) named(b sidecarBlock, fingerprint []byte) *tierpb.NamedFile {
+	return &tierpb.NamedFile{Key: b.key[:], Tier: s.read, Path: []byte(b.path), FileBytes: uint64(b.size), Fingerprint: fingerprint}
+}
+
+// plan is what the prompt has in common with the stored tokens, from the first block on that the slot does not hold, and the last
+// blocks of the windows that go with it.
+func (s *sidecar) plan(r *tierpb.LookUpRequest) (plan *tierpb.LookUpPlan, blocks []sidecarBlock, windows []kvtier.Key) {
+	rows, differs := 0, false
+	for _, b := range s.chain() {
+		same := 0
+		for same < b.rows && 4*(rows+same) < len(r.Tokens) && binary.LittleEndian.Uint32(r.Tokens[4*(rows+same):]) == uint32(rows+same) {
+			same++
+		}
+		rows, differs = rows+same, same < b.rows
+		if differs {
+			differs = same > 0
 			break
 		}
-		left -= rows
-		r.Blocks = append(r.Blocks, &tierpb.BlockInfo{
-			Key: b.key[:], Rows: uint32(rows), BlockRows: uint32(b.rows), Tier: s.tier,
-			StoredBytes: uint64(b.size), RawBytes: uint64(b.size), ExpectedSeconds: s.seconds, Attached: s.attached[b.key],
-			Fingerprint: s.fingerprint,
-		})
 	}
-	return r, nil
+	end := min(rows, int(r.MostRows))
+	for _, span := range slices.Backward(r.Spans) {
+		if int(span.First) < end && end <= int(span.Last) {
+			end = int(span.First)
+		}
+	}
+	plan = &tierpb.LookUpPlan{AtRow: uint32(end)}
+	switch {
+	case end == int(r.MostRows):
+		plan.AtRow = 0
+	case end == 0:
+		plan.Reason = nothingStored
+	case differs:
+		plan.Reason = storedDiffers
+	default:
+		plan.Reason = storedEnds
+	}
+	least := int(r.MemoryRows + r.MinTokens)
+	if end < least {
+		return plan, nil, nil
+	}
+	if len(r.Windows) > 0 {
+		matched := end
+		if end, windows = s.windowsUpTo(r, end, least); end < matched {
+			if plan.Reason, plan.AtRow = windowMissing, uint32(matched); r.Windows[0].AtCheckpoints {
+				plan.Reason, plan.AtRow = stateMissing, uint32(end)
+			}
+		}
+		if end == 0 {
+			return plan, nil, nil
+		}
+	}
+	if r.PrefillTokensPerSecond > 0 && s.seconds > float64(end)/r.PrefillTokensPerSecond {
+		return &tierpb.LookUpPlan{Reason: gateSaysNo}, nil, nil
+	}
+	start := int(r.MemoryRows) / kvtier.BlockTokens
+	if r.ByRows && (start > len(r.Fingerprints) || slices.ContainsFunc(r.Fingerprints[:start], func(of []byte) bool {
+		return !bytes.Equal(of, s.fingerprint)
+	})) {
+		start = 0
+	}
+	for first := start * kvtier.BlockTokens; first < end; first += kvtier.BlockTokens {
+		blocks = append(blocks, s.chain()[first/kvtier.BlockTokens])
+	}
+	plan.StartRow, plan.EndRow, plan.LeaseId = uint32(start*kvtier.BlockTokens), uint32(end), 1
+	plan.ExpectedSeconds = s.seconds * float64(len(blocks))
+	return plan, blocks, windows
+}
+
+// chain are the blocks that no window has.
+func (s *sidecar) chain() (of []sidecarBlock) {
+	for _, b := range s.blocks {
+		if b.rows > 0 {
+			of = append(of, b)
+		}
+	}
+	return of
+}
+
+// windowsUpTo is the last position at which all windows are stored, with their last blocks; 0: there is none from least on.
+func (s *sidecar) windowsUpTo(r *tierpb.LookUpRequest, end, least int) (at int, keys []kvtier.Key) {
+	for at = end; at >= least; at-- {
+		keys = nil
+		on := (at - 1) / kvtier.BlockTokens
+		for _, w := range r.Windows {
+			first := max(0, at-int(w.Size), on*kvtier.BlockTokens)
+			key := kvtier.WindowBlock{
+				On: s.chain()[on].key, Child: int(w.Child), First: first % kvtier.BlockTokens, Tokens: r.Tokens[4*first : 4*at], Last: true,
+			}.Key()
+			if slices.ContainsFunc(s.attached[s.chain()[on].key], func(a *tierpb.AttachedBlock) bool { return bytes.Equal(a.Key, key[:]) }) {
+				keys = append(keys, key)
+			}
+		}
+		if len(keys) == len(r.Windows) {
+			return at, keys
+		}
+	}
+	return 0, nil
 }
 
 func (s *sidecar) Get(r *tierpb.GetRequest, stream tierpb.BlockStore_GetServer) error {

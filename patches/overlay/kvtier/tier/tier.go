@@ -139,8 +139,8 @@ func Connect(host Host) *Tier {
 // serves reports whether there is a sidecar that can store this model.
 func (t *Tier) serves() bool { return t.client.Up() && !t.older() }
 
-// older reports whether the sidecar that answered last knows no blocks that their rows name, and this model has only such.
-func (t *Tier) older() bool { return t.model.ByRows && !t.client.ByRows() }
+// older reports whether the sidecar that answered last is of a program that does not know how this one asks.
+func (t *Tier) older() bool { return !t.client.LooksUp() }
 
 // NamespaceExtra is what the settings add to a namespace's field "extra".
 func (t *Tier) NamespaceExtra() string { return t.config.NamespaceExtra() }
@@ -200,7 +200,7 @@ func (t *Tier) onSidecarUp() {
 		return
 	}
 	if t.older() {
-		slog.Warn("kv tiering: the sidecar is older than this program and can store nothing of this model: start `tiering up` anew")
+		slog.Warn("kv tiering: the sidecar is older than this program and cannot serve it: start `tiering up` anew")
 	}
 	if t.off.Load() == nil {
 		if !t.sound.Load() {

@@ -1,11 +1,9 @@
 package tier
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"slices"
-	"time"
 
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/rows"
@@ -28,96 +26,73 @@ func (f *fetchedWindow) close() {
 	f.file, f.own = nil, 0
 }
 
-// lastWindows returns the last position from least to end at which all windows are stored, going by what the sidecar says of the
-// blocks, and how long it expects reading them to take. 0: there is none. tokens are the prompt's.
-func (t *Tier) lastWindows(p Prompt, blocks []*tierpb.BlockInfo, tokens []byte, least, end int) (at int, seconds float64) {
-	for number := (end - 1) / kvtier.BlockTokens; number >= 0 && (number+1)*kvtier.BlockTokens >= least; number-- {
-		if len(blocks[number].Attached) == 0 || len(blocks[number].Key) != len(kvtier.Key{}) {
-			continue
-		}
-		first := number * kvtier.BlockTokens
-		for at := min(end, first+kvtier.BlockTokens); at > first; at-- {
-			if seconds, ok := t.windowsAt(blocks[number], tokens[:4*at]); ok && p.resumable(at) == at {
-				return at, seconds
-			}
+// addWindow begins to read the last block of a window, which names those before it.
+func (in *incoming) addWindow(file *tierpb.NamedFile, key kvtier.Key) error {
+	t, n := in.f.t, in.windows.n
+	if n == 0 {
+		for i := range t.model.Windows {
+			parts := in.parts(i)
+			in.ends = append(in.ends, parts[len(parts)-1])
 		}
 	}
-	return 0, 0
-}
-
-// windowShortfall is why a prompt that is stored up to matched is gone on with from end at most.
-func (t *Tier) windowShortfall(matched, end int) shortfall {
-	if slices.ContainsFunc(t.model.Windows, func(w Window) bool { return w.Checkpoints != nil }) {
-		return shortfall{stateMissing, end}
+	if n >= len(in.ends) || in.ends[n].block.Key() != key {
+		return errAnswer
 	}
-	return shortfall{windowMissing, matched}
+	part := in.ends[n]
+	return in.windows.begin(in.ctx, func() (*fetchedWindow, error) { return t.openWindow(file, part, key) })
 }
 
-// windowsAt reports whether all windows that end at the end of tokens hang on the block which that is in.
-func (t *Tier) windowsAt(b *tierpb.BlockInfo, tokens []byte) (seconds float64, ok bool) {
-	on := func(int) kvtier.Key { return kvtier.Key(b.Key) }
-	end := len(tokens) / 4
-	for i := range t.model.Windows {
-		w := &t.model.Windows[i]
-		last := w.part(tokens, max(end-w.Size, wholeRows(end-1), 0), on).block
-		key := last.Key()
-		found := slices.IndexFunc(b.Attached, func(a *tierpb.AttachedBlock) bool { return bytes.Equal(a.Key, key[:]) })
-		if found < 0 {
-			return 0, false
+// parts are the blocks of a window that ends where the plan does.
+func (in *incoming) parts(window int) []windowPart {
+	return windowParts(&in.f.t.model.Windows[window], in.f.tokens[:4*in.plan.EndRow], in.key)
+}
+
+// endWindows waits for the last blocks of the windows, reads the others, and says why not all of them are there; unexplained: they
+// are. Without them the rows are of no use.
+func (in *incoming) endWindows() (cut tierpb.Shortfall) {
+	f := in.f
+	if len(f.t.model.Windows) == 0 {
+		return unexplained
+	}
+	defer func() {
+		if cut != unexplained {
+			f.rows = f.from
 		}
-		// The others are known when the last is read; they lie where it does, as a rule.
-		rows := min(end, w.Size)
-		seconds += b.Attached[found].ExpectedSeconds * float64(rows) / float64(last.Rows())
+	}()
+	found, failed := in.windows.collect(in.ctx) // in any case: they hold memory
+	var ends []kvtier.Key
+	for i := range found {
+		ends = append(ends, in.ends[i].block.Key())
 	}
-	return seconds, true
+	switch bad := f.takeWindows(ends, found, failed); {
+	case bad != nil:
+		return blockReason(bad)
+	case len(found) < len(f.t.model.Windows):
+		return windowMissing
+	case f.rows < int(in.plan.EndRow):
+		return unexplained // of no use
+	}
+	return in.otherWindows(ends)
 }
 
-// windowBytes is what the windows that end at a position take.
-func (t *Tier) windowBytes(end int) (bytes uint64) {
-	for i := range t.model.Windows {
-		w := &t.model.Windows[i]
-		bytes += uint64(min(end, w.Size)) * layerBytes(w.Layers)
-	}
-	return bytes
-}
-
-// fetchWindows reads the windows that end where the plan does, for which it may take so long, and says why not all of them are
-// there; unexplained: they are.
-func (t *Tier) fetchWindows(
-	ctx context.Context, timeout time.Duration, f *fetch, plan fetchPlan, chain []kvtier.Key, tokens []byte,
-) tierpb.Shortfall {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	on := func(number int) kvtier.Key {
-		if number < len(chain) && (number+1)*kvtier.BlockTokens <= plan.rows {
-			return chain[number]
-		}
-		return kvtier.Key(plan.blocks[len(plan.blocks)-1].Key)
-	}
-	var last []windowPart // of each window: the block that names those before it
-	var lastKeys []kvtier.Key
-	before := make([][]windowPart, len(t.model.Windows))
-	for i := range t.model.Windows {
-		parts := windowParts(&t.model.Windows[i], tokens[:4*plan.rows], on)
-		before[i] = parts[:len(parts)-1]
-		last = append(last, parts[len(parts)-1])
-		lastKeys = append(lastKeys, last[i].block.Key())
-	}
-	if _, cut := t.getWindows(ctx, f, last, lastKeys); cut != unexplained {
-		return cut
-	}
-	var keys, ends []kvtier.Key // ends[n] is the end of the window that keys[n] is of
+// otherWindows reads the blocks of the windows before the last ones, which name them.
+func (in *incoming) otherWindows(ends []kvtier.Key) tierpb.Shortfall {
+	f := in.f
+	var parts []windowPart
+	var keys, of []kvtier.Key // of[n] is the end of the window that keys[n] is of
 	for i, w := range f.windows {
-		if len(w.block.Others) != len(before[i]) {
+		before := in.parts(i)
+		before = before[:len(before)-1]
+		if len(w.block.Others) != len(before) {
 			return unreadable
 		}
-		keys = append(keys, w.block.Others...)
-		ends = append(ends, slices.Repeat(lastKeys[i:i+1], len(w.block.Others))...)
+		parts, keys = append(parts, before...), append(keys, w.block.Others...)
+		of = append(of, slices.Repeat(ends[i:i+1], len(before))...)
 	}
 	if len(keys) > 0 {
-		there, cut := t.getWindows(ctx, f, slices.Concat(before...), keys)
+		there, cut := f.t.getWindows(in.ctx, f, parts, keys)
 		if cut == windowMissing { // while its end is there nobody stores it anew
-			t.reportUnusable(ends[there], "a block that it names is gone")
+			f.t.reportUnusable(of[there], "a block that it names is gone")
 		}
 		if cut != unexplained {
 			return cut
@@ -129,6 +104,19 @@ func (t *Tier) fetchWindows(
 	return unexplained
 }
 
+// takeWindows adds those that could be read, and returns what is wrong with the first of the others.
+func (f *fetch) takeWindows(keys []kvtier.Key, found []*fetchedWindow, failed []error) (bad error) {
+	for i, w := range found {
+		f.t.reportDamage(keys[i], failed[i])
+		if failed[i] == nil {
+			f.windows = append(f.windows, w)
+		} else if bad == nil {
+			bad = failed[i]
+		}
+	}
+	return bad
+}
+
 // getWindows adds window blocks to f, several read at a time, and says how many of them, from the first on, are there, and why
 // not all are; unexplained: they are.
 func (t *Tier) getWindows(
@@ -136,23 +124,15 @@ func (t *Tier) getWindows(
 ) (there int, cut tierpb.Shortfall) {
 	files := newReaders[*fetchedWindow](t, len(keys))
 	release, err := t.client.Get(ctx, t.namespace, keys, getMost, func(r *tierpb.GetResponse) error {
-		n := files.n
-		return files.begin(ctx, func() (*fetchedWindow, error) { return t.openWindow(r, parts[n], keys[n]) })
+		n, file := files.n, &tierpb.NamedFile{Tier: r.Tier, Path: r.Path, FileBytes: r.FileBytes}
+		return files.begin(ctx, func() (*fetchedWindow, error) { return t.openWindow(file, parts[n], keys[n]) })
 	})
 	found, failed := files.collect(ctx)
 	release() // nothing of them is read from the store any more
 	if err != nil {
 		slog.Debug("kv tiering: get window", "error", err)
 	}
-	var bad error
-	for i, w := range found {
-		t.reportDamage(keys[i], failed[i])
-		if failed[i] == nil {
-			f.windows = append(f.windows, w)
-		} else if bad == nil {
-			bad = failed[i]
-		}
-	}
+	bad := f.takeWindows(keys, found, failed)
 	switch {
 	case bad != nil:
 		return len(found), blockReason(bad)
@@ -165,7 +145,7 @@ func (t *Tier) getWindows(
 }
 
 // openWindow reads a window block into memory of its own and checks all of it.
-func (t *Tier) openWindow(r *tierpb.GetResponse, part windowPart, key kvtier.Key) (w *fetchedWindow, err error) {
+func (t *Tier) openWindow(r *tierpb.NamedFile, part windowPart, key kvtier.Key) (w *fetchedWindow, err error) {
 	if !t.memory.takeAll(int(r.FileBytes)) {
 		return nil, errMemory
 	}

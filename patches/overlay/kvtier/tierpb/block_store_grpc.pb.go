@@ -26,6 +26,7 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
+	BlockStore_LookUp_FullMethodName        = "/ollama_tiering.v1.BlockStore/LookUp"
 	BlockStore_Has_FullMethodName           = "/ollama_tiering.v1.BlockStore/Has"
 	BlockStore_Put_FullMethodName           = "/ollama_tiering.v1.BlockStore/Put"
 	BlockStore_Get_FullMethodName           = "/ollama_tiering.v1.BlockStore/Get"
@@ -45,6 +46,9 @@ const (
 // nothing may be evicted), DATA_LOSS (stored bytes do not match their checksum), UNAVAILABLE (transient; try later),
 // PERMISSION_DENIED (peer of another user).
 type BlockStoreClient interface {
+	// What of a prompt is worth restoring, leased, and its files as each is ready: one call for an engine that is to restore it.
+	// All rules are the sidecar's: which history, up to where, whether that pays, with which windows.
+	LookUp(ctx context.Context, in *LookUpRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LookUpResponse], error)
 	// Longest stored prefix of a prompt: the leading run of whole blocks and the best partly matching child after it.
 	Has(ctx context.Context, in *HasRequest, opts ...grpc.CallOption) (*HasResponse, error)
 	// Stores blocks. One stream is one writer session: reserve names a file for each block, the client fills it, commit
@@ -77,6 +81,25 @@ func NewBlockStoreClient(cc grpc.ClientConnInterface) BlockStoreClient {
 	return &blockStoreClient{cc}
 }
 
+func (c *blockStoreClient) LookUp(ctx context.Context, in *LookUpRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[LookUpResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &BlockStore_ServiceDesc.Streams[0], BlockStore_LookUp_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[LookUpRequest, LookUpResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type BlockStore_LookUpClient = grpc.ServerStreamingClient[LookUpResponse]
+
 func (c *blockStoreClient) Has(ctx context.Context, in *HasRequest, opts ...grpc.CallOption) (*HasResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(HasResponse)
@@ -89,7 +112,7 @@ func (c *blockStoreClient) Has(ctx context.Context, in *HasRequest, opts ...grpc
 
 func (c *blockStoreClient) Put(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PutRequest, PutResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &BlockStore_ServiceDesc.Streams[0], BlockStore_Put_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &BlockStore_ServiceDesc.Streams[1], BlockStore_Put_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +125,7 @@ type BlockStore_PutClient = grpc.BidiStreamingClient[PutRequest, PutResponse]
 
 func (c *blockStoreClient) Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GetResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &BlockStore_ServiceDesc.Streams[1], BlockStore_Get_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &BlockStore_ServiceDesc.Streams[2], BlockStore_Get_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -187,6 +210,9 @@ func (c *blockStoreClient) CheckFiles(ctx context.Context, in *CheckFilesRequest
 // nothing may be evicted), DATA_LOSS (stored bytes do not match their checksum), UNAVAILABLE (transient; try later),
 // PERMISSION_DENIED (peer of another user).
 type BlockStoreServer interface {
+	// What of a prompt is worth restoring, leased, and its files as each is ready: one call for an engine that is to restore it.
+	// All rules are the sidecar's: which history, up to where, whether that pays, with which windows.
+	LookUp(*LookUpRequest, grpc.ServerStreamingServer[LookUpResponse]) error
 	// Longest stored prefix of a prompt: the leading run of whole blocks and the best partly matching child after it.
 	Has(context.Context, *HasRequest) (*HasResponse, error)
 	// Stores blocks. One stream is one writer session: reserve names a file for each block, the client fills it, commit
@@ -219,6 +245,9 @@ type BlockStoreServer interface {
 // pointer dereference when methods are called.
 type UnimplementedBlockStoreServer struct{}
 
+func (UnimplementedBlockStoreServer) LookUp(*LookUpRequest, grpc.ServerStreamingServer[LookUpResponse]) error {
+	return status.Errorf(codes.Unimplemented, "method LookUp not implemented")
+}
 func (UnimplementedBlockStoreServer) Has(context.Context, *HasRequest) (*HasResponse, error) {
 	return nil, status.Errorf(codes.Unimplemented, "method Has not implemented")
 }
@@ -266,6 +295,17 @@ func RegisterBlockStoreServer(s grpc.ServiceRegistrar, srv BlockStoreServer) {
 	}
 	s.RegisterService(&BlockStore_ServiceDesc, srv)
 }
+
+func _BlockStore_LookUp_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(LookUpRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(BlockStoreServer).LookUp(m, &grpc.GenericServerStream[LookUpRequest, LookUpResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type BlockStore_LookUpServer = grpc.ServerStreamingServer[LookUpResponse]
 
 func _BlockStore_Has_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(HasRequest)
@@ -448,6 +488,11 @@ var BlockStore_ServiceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "LookUp",
+			Handler:       _BlockStore_LookUp_Handler,
+			ServerStreams: true,
+		},
 		{
 			StreamName:    "Put",
 			Handler:       _BlockStore_Put_Handler,
