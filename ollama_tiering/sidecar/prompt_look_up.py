@@ -45,6 +45,8 @@ class PromptLookUps:
         leased.
         """
         sought = _sought(request)
+        if sought.most < sought.memory_rows + sought.min_tokens:
+            return _nothing(pb.SHORTFALL_TOO_SHORT)
         spans = [RowSpan(span.first, span.last) for span in request.spans]
         history = find(self._store, sought)
         history.use()

@@ -103,7 +103,7 @@ class Reads:
                 break
             response.files.add(
                 key=block.key,
-                tier=block.tier.value,  # type: ignore[arg-type]
+                tier=block.tier.value,
                 path=os.fsencode(block.path or ""),
                 file_bytes=block.file_bytes,
                 fingerprint=fingerprints[number] if number < len(fingerprints) else b"",

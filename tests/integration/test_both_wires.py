@@ -1,0 +1,334 @@
+"""One policy: an engine on the engine socket and one that speaks gRPC are told the same.
+
+Each case is asked over both. The rows are those of one store; answers are compared with what is
+expected, so that a rule that goes wrong in the shared code fails too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from ollama_tiering.protocol import calls as rpc
+from ollama_tiering.protocol.engine import messages as m
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
+from ollama_tiering.store.block.key import tokens_to_bytes
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from tests.contract.fake_engine import FakeEngine, hello, prompt
+from tests.sidecar import SidecarProcess
+
+MIN_TOKENS = 10
+_fresh = count(1_000_000, 10_000)  # tokens that no other test has
+
+
+@dataclass(frozen=True)
+class Told:
+    start: int  # the position of the first file
+    rows: int
+    reason: int
+    at: int
+    paths: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SidecarProcess]:
+    with SidecarProcess(tmp_path_factory.mktemp("wires")) as running:
+        yield running
+
+
+@pytest.fixture
+def engine(daemon: SidecarProcess) -> Iterator[FakeEngine]:
+    with FakeEngine(daemon.socket, hello(min_tokens=MIN_TOKENS)) as connected:
+        yield connected
+
+
+Ask = Callable[..., Told]
+
+
+@pytest.fixture(params=["socket", "grpc"])
+def ask(request: pytest.FixtureRequest, daemon: SidecarProcess, engine: FakeEngine) -> Ask:
+    def over_socket(
+        tokens: Sequence[int],
+        have: int = 0,
+        fingerprints: Sequence[bytes] = (),
+        extras: Sequence[m.EngineExtra] = (),
+    ) -> Told:
+        found = engine.look_up(
+            tokens, have=have, fingerprints=tuple(fingerprints), extras=tuple(extras)
+        )
+        if found.lease_id:
+            engine.client.release(found.lease_id)
+        start = found.files[0].first_position if found.files else 0
+        paths = tuple(str(file.path) for file in found.files)
+        return Told(start, found.rows, found.reason, found.at, paths)
+
+    def over_grpc(
+        tokens: Sequence[int],
+        have: int = 0,
+        fingerprints: Sequence[bytes] = (),
+        extras: Sequence[m.EngineExtra] = (),
+    ) -> Told:
+        plan, files = look_up(
+            daemon,
+            namespace_of(daemon),
+            tokens,
+            memory_rows=have,
+            fingerprints=fingerprints,
+            extras=[pb.Extra(row=one.position, digest=one.digest) for one in extras],
+        )
+        paths = tuple(file.path.decode() for file in files)
+        return Told(plan.start_row, plan.end_row, plan.reason, plan.at_row, paths)
+
+    return over_socket if request.param == "socket" else over_grpc
+
+
+def look_up(
+    daemon: SidecarProcess, namespace: bytes, tokens: Sequence[int], **said: Any
+) -> tuple[pb.LookUpPlan, list[pb.NamedFile]]:
+    said = {"most_rows": max(len(tokens) - 1, 0), "min_tokens": MIN_TOKENS, **said}
+    request = pb.LookUpRequest(
+        namespace=namespace, tokens=tokens_to_bytes(tokens), block_tokens=64, by_rows=True, **said
+    )
+    with daemon.channel() as channel:
+        stub = rpc.BlockStoreStub(channel)
+        first, *more = stub.LookUp(request, timeout=10)
+        if first.plan.lease_id:
+            stub.Release(pb.ReleaseRequest(lease_id=first.plan.lease_id))
+    assert first.HasField("plan")
+    assert not any(answer.HasField("plan") for answer in more)
+    return first.plan, [file for answer in (first, *more) for file in answer.files]
+
+
+def namespace_of(daemon: SidecarProcess) -> bytes:
+    """Of all that these tests store: the name of the folder of its blocks."""
+    (folder,) = (one for one in (daemon.ram_dir / "v1").iterdir() if len(one.name) == 64)
+    return bytes.fromhex(folder.name)
+
+
+def stored(engine: FakeEngine, tokens: list[int], row: int = 0, bits: bytes = b"a") -> list[bytes]:
+    """Rows from `row` on have these bits. The fingerprints of all blocks."""
+    engine.history = row, bits
+    _, reasons = engine.store(tokens)
+    assert reasons == []
+    return list(engine.fingerprints(tokens))
+
+
+def fresh(tokens: int) -> list[int]:
+    return prompt(next(_fresh), tokens)
+
+
+def test_what_is_stored_is_told_up_to_where_it_ends(engine: FakeEngine, ask: Ask) -> None:
+    tokens = fresh(200)
+    stored(engine, tokens)
+    told = ask([*tokens, *fresh(50)])
+    assert told == Told(0, 200, pb.SHORTFALL_ENDS, 200, told.paths)
+    assert len(told.paths) == 4
+    nothing = ask(fresh(100))
+    assert nothing == Told(0, 0, pb.SHORTFALL_NOTHING_STORED, 0, ())
+
+
+def test_the_last_token_is_always_computed(engine: FakeEngine, ask: Ask) -> None:
+    tokens = fresh(128)
+    stored(engine, tokens)
+    told = ask(tokens)
+    assert (told.rows, told.reason, told.at) == (127, pb.SHORTFALL_UNSPECIFIED, 0)
+
+
+def test_where_it_goes_on_otherwise_is_told(engine: FakeEngine, ask: Ask) -> None:
+    tokens = fresh(200)
+    stored(engine, tokens)
+    told = ask([*tokens[:150], *fresh(100)])
+    assert (told.rows, told.reason, told.at) == (150, pb.SHORTFALL_DIFFERS, 150)
+    assert len(told.paths) == 3
+
+
+def test_little_more_than_memory_has_is_not_worth_a_restore(engine: FakeEngine, ask: Ask) -> None:
+    tokens = fresh(200)
+    mine = stored(engine, tokens)
+    longer = [*tokens, *fresh(50)]
+    assert ask(longer, have=200 - MIN_TOKENS + 1, fingerprints=mine[:2]).paths == ()
+    enough = ask(longer, have=200 - MIN_TOKENS, fingerprints=mine[:2])
+    assert (enough.start, enough.rows) == (128, 200)
+    short = ask(longer[: 100 + MIN_TOKENS], have=100, fingerprints=mine[:1])
+    assert (short.reason, short.paths) == (pb.SHORTFALL_TOO_SHORT, ())
+
+
+def test_only_rows_of_ones_own_history_are_gone_on_from(engine: FakeEngine, ask: Ask) -> None:
+    tokens = fresh(300)
+    mine = stored(engine, tokens)
+    engine.history = 0, b"b"
+    other = engine.fingerprints(tokens)
+    asked = [*tokens, 1]
+    assert ask(asked, have=130, fingerprints=mine[:2]).start == 128
+    for fingerprints in (other[:2], ()):  # computed otherwise, or nobody knows how
+        told = ask(asked, have=130, fingerprints=fingerprints)
+        assert (told.start, told.rows, len(told.paths)) == (0, 300, 5)
+
+
+def test_the_history_that_gains_most_is_told(engine: FakeEngine, ask: Ask) -> None:
+    tokens = fresh(300)
+    longer = [*tokens, *fresh(100)]
+    mine = stored(engine, tokens, 0, b"a")
+    stored(engine, longer, 0, b"b")
+    asked = [*longer, 1]
+    assert ask(asked, have=130, fingerprints=mine[:2]).rows == 300  # goes on from the slot's own
+    told = ask(asked, have=295, fingerprints=mine[:4])  # of which there are not enough
+    assert (told.start, told.rows) == (0, 400)
+
+
+def test_no_answer_mixes_two_histories(engine: FakeEngine, ask: Ask) -> None:
+    tokens = fresh(300)
+    stored(engine, tokens, 100, b"a")
+    stored(engine, tokens, 100, b"b")
+    for _ in range(2):
+        parent = None
+        for path in ask([*tokens, 1]).paths:
+            data = Path(path).read_bytes()
+            meta = read_meta(buffer_reader(data), len(data))
+            assert parent in (None, meta.parent)
+            parent = meta.key
+
+
+def test_an_image_is_told_from_another(engine: FakeEngine, ask: Ask) -> None:
+    tokens = fresh(200)
+    seen, other = (m.EngineExtra(70, bytes([number]) * 32) for number in (1, 2))
+    engine.history = 0, b"a"
+    planned = engine.plan(tokens, extras=(seen,))
+    filled = tuple(engine.fill(file, tokens, {}) for file in planned.files)
+    assert set(engine.client.commit(m.Commit(filled)).reasons) == {""}
+    asked = [*tokens, 1]
+    assert ask(asked, extras=[seen]).rows == 200
+    assert ask(asked, extras=[other]).rows == 70
+    assert ask(asked).rows == 70
+    # In the tail, of which the prompt has all tokens: its key says whether it has the same image.
+    late = m.EngineExtra(195, bytes(32))
+    planned = engine.plan(tokens, extras=(seen, late))
+    filled = tuple(engine.fill(file, tokens, {}) for file in planned.files)
+    assert set(engine.client.commit(m.Commit(filled)).reasons) == {""}
+    assert ask(asked, extras=[seen, late]).rows == 200
+    assert ask(asked, extras=[seen, m.EngineExtra(195, b"9" * 32)]).rows == 195
+
+
+def test_a_look_up_counts_once(daemon: SidecarProcess, engine: FakeEngine, ask: Ask) -> None:
+    tokens = fresh(128)
+    stored(engine, tokens)
+    ask([*tokens, 1])
+    before = daemon.stat()
+    ask([*tokens, 1])
+    after = daemon.stat()
+    assert after.has_calls - before.has_calls == 1
+    assert after.matched_tokens - before.matched_tokens == 128
+
+
+# Where only gRPC says more than the socket does.
+
+
+def test_nobody_goes_on_within_a_span(daemon: SidecarProcess, engine: FakeEngine) -> None:
+    tokens = fresh(200)
+    stored(engine, tokens)
+    namespace = namespace_of(daemon)
+    for spans, rows, reason in (
+        ([(150, 230)], 150, pb.SHORTFALL_ENDS),
+        ([(150, 199)], 200, pb.SHORTFALL_ENDS),  # it ends with the last row that is stored
+        ([(10, 40), (30, 210)], 10, pb.SHORTFALL_ENDS),  # they overlap
+        ([(0, 300)], 0, pb.SHORTFALL_NOTHING_STORED),
+    ):
+        plan, files = look_up(
+            daemon,
+            namespace,
+            [*tokens, *fresh(150)],
+            spans=[pb.Span(first=first, last=last) for first, last in spans],
+        )
+        assert (plan.end_row, plan.reason) == (rows, reason), spans
+        assert len(files) == plan.files == -(-rows // 64)
+
+
+def test_the_gate_goes_by_the_speeds_that_the_engine_measured(
+    daemon: SidecarProcess, engine: FakeEngine
+) -> None:
+    tokens = fresh(200)
+    stored(engine, tokens)
+    namespace = namespace_of(daemon)
+    for prefill, copying, pays in (
+        (0, 0, True),  # nothing is measured
+        (1e12, 1e9, False),
+        (10, 1e9, True),
+        (10, 1e-3, False),  # copying takes longer than computing
+    ):
+        plan, files = look_up(
+            daemon,
+            namespace,
+            [*tokens, 1],
+            prefill_tokens_per_second=prefill,
+            copy_bytes_per_second=copying,
+        )
+        assert (len(files) == 4, plan.reason != pb.SHORTFALL_GATE) == (pays, pays), (
+            prefill,
+            copying,
+        )
+
+
+def test_the_plan_adds_up(daemon: SidecarProcess, engine: FakeEngine) -> None:
+    tokens = fresh(300)
+    mine = stored(engine, tokens)
+    namespace = namespace_of(daemon)
+    plan, files = look_up(
+        daemon, namespace, [*tokens, 1], memory_rows=128, fingerprints=mine[:2], most_rows=290
+    )
+    assert (plan.start_row, plan.end_row, plan.files, plan.reason) == (128, 290, 3, 0)
+    assert [file.fingerprint for file in files] == mine[2:]
+    assert all(file.tier == pb.TIER_RAM for file in files)
+    assert plan.own_bytes == 0
+    assert 0 < plan.expected_seconds < 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"block_tokens": 0},
+        {"tokens": b"123"},
+        {"memory_rows": 5, "most_rows": 4},
+        {"most_rows": 101},
+        {"namespace": b"short"},
+        {"windows": [pb.WindowSought(child=1)]},
+        {"windows": [pb.WindowSought(child=1, size=1)] * 65},
+    ],
+)
+def test_a_look_up_that_makes_no_sense_is_refused(
+    daemon: SidecarProcess, said: dict[str, Any]
+) -> None:
+    fine: dict[str, Any] = {
+        "namespace": bytes(32),
+        "tokens": tokens_to_bytes(range(100)),
+        "block_tokens": 64,
+        "most_rows": 99,
+    }
+    with daemon.channel() as channel, pytest.raises(grpc.RpcError) as refused:
+        list(rpc.BlockStoreStub(channel).LookUp(pb.LookUpRequest(**{**fine, **said}), timeout=10))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_caller_that_goes_leaves_no_lease(daemon: SidecarProcess, engine: FakeEngine) -> None:
+    tokens = fresh(300)
+    stored(engine, tokens)
+    request = pb.LookUpRequest(
+        namespace=namespace_of(daemon),
+        tokens=tokens_to_bytes([*tokens, 1]),
+        block_tokens=64,
+        by_rows=True,
+        most_rows=300,
+        min_tokens=1,
+    )
+    with daemon.channel() as channel:
+        stub = rpc.BlockStoreStub(channel)
+        call = stub.LookUp(request)
+        answer = next(call)
+        assert daemon.stat().open_leases == 1
+        stub.Release(pb.ReleaseRequest(lease_id=answer.plan.lease_id))
+    assert daemon.stat().open_leases == 0
