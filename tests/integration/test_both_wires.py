@@ -226,7 +226,45 @@ def test_a_look_up_counts_once(daemon: SidecarProcess, engine: FakeEngine, ask: 
     assert after.matched_tokens - before.matched_tokens == 128
 
 
-# Where only gRPC says more than the socket does.
+# Where one of them says more than the other does.
+
+
+def test_who_goes_on_from_a_part_of_what_the_slot_holds(
+    daemon: SidecarProcess, engine: FakeEngine
+) -> None:
+    """A Go engine drops the rest of its rows; llama-server gets all of them anew."""
+    tokens = fresh(300)
+    longer = [*tokens, *fresh(100)]
+    mine = stored(engine, tokens, 0, b"a")
+    stored(engine, longer, 0, b"b")
+    engine.history = 0, b"c"
+    strange = engine.fingerprints(tokens)
+    asked = [*longer, 1]
+    for fingerprints, start, rows in (
+        ([mine[0]], 64, 300),  # only of its first block it is known which rows it has
+        ([mine[0], strange[1]], 0, 400),
+    ):
+        plan, files = look_up(
+            daemon, namespace_of(daemon), asked, memory_rows=130, fingerprints=fingerprints
+        )
+        assert (plan.start_row, plan.end_row) == (start, rows)
+        assert files[0].fingerprint == (mine[1] if start else engine_b(engine, longer))
+        found = engine.look_up(asked, have=130, fingerprints=tuple(fingerprints))
+        assert (found.files[0].first_position, found.rows) == (0, 400)
+        engine.client.release(found.lease_id)
+
+
+def engine_b(engine: FakeEngine, tokens: list[int]) -> bytes:
+    engine.history = 0, b"b"
+    return engine.fingerprints(tokens)[0]
+
+
+def test_an_engine_on_the_socket_is_told_how_much_of_a_block_it_uses(engine: FakeEngine) -> None:
+    tokens = fresh(128)
+    stored(engine, tokens)
+    found = engine.look_up(tokens)
+    assert [file.used for file in found.files] == [64, 63]
+    engine.client.release(found.lease_id)
 
 
 def test_nobody_goes_on_within_a_span(daemon: SidecarProcess, engine: FakeEngine) -> None:
@@ -236,6 +274,7 @@ def test_nobody_goes_on_within_a_span(daemon: SidecarProcess, engine: FakeEngine
     for spans, rows, reason in (
         ([(150, 230)], 150, pb.SHORTFALL_ENDS),
         ([(150, 199)], 200, pb.SHORTFALL_ENDS),  # it ends with the last row that is stored
+        ([(150, 200)], 150, pb.SHORTFALL_ENDS),  # ... with the first that is not
         ([(10, 40), (30, 210)], 10, pb.SHORTFALL_ENDS),  # they overlap
         ([(0, 300)], 0, pb.SHORTFALL_NOTHING_STORED),
     ):
@@ -272,6 +311,24 @@ def test_the_gate_goes_by_the_speeds_that_the_engine_measured(
             prefill,
             copying,
         )
+
+
+def test_the_gate_goes_by_what_memory_lacks(daemon: SidecarProcess, engine: FakeEngine) -> None:
+    tokens = fresh(200)
+    mine = stored(engine, tokens)
+    _, files = look_up(daemon, namespace_of(daemon), [*tokens, 1])
+    rate = sum(file.file_bytes for file in files) / 1.6  # half of them take 0.8 seconds
+    for memory, pays in ((0, True), (128, False)):
+        plan, _ = look_up(
+            daemon,
+            namespace_of(daemon),
+            [*tokens, 1],
+            memory_rows=memory,
+            fingerprints=mine[: memory // 64],
+            prefill_tokens_per_second=100,  # 2 seconds for all of it, 0.72 for the rest
+            copy_bytes_per_second=rate,
+        )
+        assert (plan.reason != pb.SHORTFALL_GATE) == pays
 
 
 def test_the_plan_adds_up(daemon: SidecarProcess, engine: FakeEngine) -> None:
