@@ -254,6 +254,17 @@ def test_who_goes_on_from_a_part_of_what_the_slot_holds(
         engine.client.release(found.lease_id)
 
 
+def test_the_rest_of_what_the_slot_holds_is_another_history(engine: FakeEngine) -> None:
+    """Which llama-server then gets all of anew, its first block, which is the same, among it."""
+    tokens = fresh(300)
+    stored(engine, tokens, 64, b"a")
+    engine.history = 64, b"b"
+    mixed = engine.fingerprints(tokens)[:2]
+    found = engine.look_up([*tokens, 1], have=130, fingerprints=mixed)
+    assert (found.files[0].first_position, found.rows) == (0, 300)
+    engine.client.release(found.lease_id)
+
+
 def engine_b(engine: FakeEngine, tokens: list[int]) -> bytes:
     engine.history = 0, b"b"
     return engine.fingerprints(tokens)[0]
