@@ -46,5 +46,6 @@ docs: # docs/commands.md and the tables of docs/configuration.md, from the code
 	.venv/bin/python scripts/gen_docs.py
 proto:
 	.venv/bin/python scripts/gen_proto.py
+	.venv/bin/python scripts/gen_cpp_numbers.py
 clean:
 	rm -rf .venv .venv.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

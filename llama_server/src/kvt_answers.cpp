@@ -55,7 +55,7 @@ bool unpack(const std::string & body, matched & answer) {
 bool unpack(const std::string & body, planned & answer) {
     reader in(body.data(), body.size());
     answer = {};
-    answer.outcome = in.u8();
+    answer.outcome = (plan_outcome) in.u8();
     answer.reason = in.text();
     bool known = true;
     answer.files.resize(in.count(31));

@@ -12,17 +12,15 @@ namespace kvt {
 
 namespace {
 
-constexpr char magic[] = { 'K', 'V', 'T', 'E', 'N', 'G', '\r', '\n' };
 constexpr milliseconds probe_timeout { 1000 };
 constexpr milliseconds probe_least { 200 };
 constexpr milliseconds probe_most { 5000 };
-constexpr uint16_t goes_on[] = { 4, 5 }; // failures after which the sidecar keeps the connection
 
 writer packed(const hello & said) {
     writer out;
-    out.raw(magic, sizeof magic);
+    out.raw(socket_magic, sizeof socket_magic);
     out.u32(protocol_version);
-    out.u8(said.gate);
+    out.u8((uint8_t) said.gate);
     out.u8(said.states ? 1 : 0);
     out.u32(said.min_tokens);
     out.text(said.unsupported);
@@ -320,7 +318,7 @@ status connection::exchange_once(int fd, frame_kind request, const std::string &
         return status::broken;
     }
     say(message);
-    return std::find(std::begin(goes_on), std::end(goes_on), code) != std::end(goes_on) ? status::refused : status::broken;
+    return std::find(std::begin(keep_connection), std::end(keep_connection), code) != std::end(keep_connection) ? status::refused : status::broken;
 }
 
 void connection::lose(line left) {

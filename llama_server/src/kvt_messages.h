@@ -1,5 +1,7 @@
-// The messages of the engine socket as values (docs/engine-protocol.md), version 4.
+// The messages of the engine socket as values (docs/engine-protocol.md).
 #pragma once
+
+#include "kvt_numbers.h"
 
 #include <array>
 #include <cstdint>
@@ -8,26 +10,6 @@
 #include <vector>
 
 namespace kvt {
-
-constexpr uint32_t protocol_version = 4;
-
-// Kinds of frames: requests, then answers.
-enum class frame_kind : uint16_t {
-    hello = 1,
-    match = 2,
-    wait = 3,
-    release = 4,
-    plan = 5,
-    commit = 6,
-    damaged = 7,
-    finished = 8,
-    welcome = 101,
-    matched = 102,
-    done = 103,
-    planned = 104,
-    committed = 105,
-    failed = 106,
-};
 
 // One layer of one of the model's caches. A row of 0 bytes: the layer has none.
 struct layer {
@@ -64,7 +46,7 @@ struct hello {
     std::string k_dtype = "f16";
     std::string v_dtype = "f16";
     bool states = false;     // it resumes at checkpoints only
-    uint8_t gate = 0;        // 0 by measured speeds, 1 always restore, 2 never
+    gate_mode gate = gate_mode::measured;
     uint32_t min_tokens = 0; // 0: as the sidecar's settings say
     uint32_t window_row_bytes = 0; // of a position, in all layers that keep only the last rows; 0: no windows are stored
     uint32_t window_least = 0;     // rows before a position without which the engine does not go on there
@@ -87,14 +69,6 @@ struct extra {
     uint32_t position = 0;
     std::array<uint8_t, 32> digest {};
 };
-
-enum class file_kind : uint8_t {
-    rows = 0,   // of a block
-    state = 1,
-    window = 2, // rows of a block, in the layers that keep only the last ones
-};
-
-constexpr uint8_t memory_tier = 1;
 
 // A file that the sidecar names.
 struct file {
@@ -138,8 +112,7 @@ struct reserved {
 };
 
 struct planned {
-    // 0 all, 1 more after a commit, 2 no room, 3 refused, 4 later: the model's file is being checked, 5 all whose fingerprints were said
-    uint8_t outcome = 0;
+    plan_outcome outcome = plan_outcome::all;
     std::string reason;
     std::vector<reserved> files;
 };

@@ -26,22 +26,6 @@ constexpr unsigned most_readers = 4;           // threads that read files of one
 constexpr uint32_t most_wait_ms = 5000;        // for files that have to be copied up first, and for room
 constexpr milliseconds most_stall { 15000 };   // without anything new, however long a disk hangs
 
-// Numbers of `Shortfall` in block_store.proto: why there is not more.
-enum shortfall : uint32_t {
-    shortfall_none = 0,
-    shortfall_too_short = 4,
-    shortfall_sidecar_away = 7,
-    shortfall_sidecar_late = 8,
-    shortfall_sidecar_error = 9,
-    shortfall_no_memory = 10,
-    shortfall_damaged = 11,
-    shortfall_unreadable = 12,
-    shortfall_hanging = 15,
-    shortfall_no_cells = 16,
-    shortfall_not_looked_up = 19,
-    shortfall_not_text = 20,
-};
-
 inline double seconds_since(steady_clock::time_point began) { return std::chrono::duration<double>(steady_clock::now() - began).count(); }
 
 class restoring;

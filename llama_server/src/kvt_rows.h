@@ -18,8 +18,6 @@
 
 namespace kvt {
 
-constexpr uint32_t block_tokens = 64; // the sidecar's blocks begin at multiples of it
-
 using steady_clock = std::chrono::steady_clock;
 
 // Bytes of a block of so many rows, as it is handed over.

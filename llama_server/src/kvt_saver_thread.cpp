@@ -150,14 +150,14 @@ void saving::store(const std::shared_ptr<job> & one) {
         if (got != status::ok) {
             return;
         }
-        if (plan.outcome == 4) {
+        if (plan.outcome == plan_outcome::later) {
             if (later(latest)) {
                 continue;
             }
             return;
         }
         patient_ = true;
-        if (plan.outcome == 0) {
+        if (plan.outcome == plan_outcome::all) {
             note_present(*one, offers, plan);
         }
         const auto files = fill_all(one, plan);
@@ -189,8 +189,8 @@ void saving::store(const std::shared_ptr<job> & one) {
             offers = offers_of(*one, false);
             continue;
         }
-        more = plan.outcome == 1 && !files.empty();
-        if (plan.outcome == 5) {
+        more = plan.outcome == plan_outcome::more && !files.empty();
+        if (plan.outcome == plan_outcome::fingerprints) {
             one->read.clear(); // all of it is stored, or others store it
             more = read_more(one, most);
         }

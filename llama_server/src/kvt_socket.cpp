@@ -1,5 +1,6 @@
 #include "kvt_socket.h"
 
+#include "kvt_numbers.h"
 #include "kvt_wire.h"
 
 #include <algorithm>
@@ -16,7 +17,6 @@ namespace kvt {
 namespace {
 
 constexpr size_t head_bytes = 8;
-constexpr uint32_t most_bytes = 64u << 20;
 constexpr size_t step_bytes = 1u << 20; // memory grows with what has come, not with what was announced
 
 using time_point = std::chrono::steady_clock::time_point;
@@ -134,7 +134,7 @@ transfer send_and_receive(int fd, uint16_t kind, const std::string & body, time_
     reader in(received, sizeof received);
     const uint32_t bytes = in.u32();
     answer_kind = in.u16();
-    if (in.u16() != 0 || bytes > most_bytes) {
+    if (in.u16() != 0 || bytes > most_reply_bytes) {
         return transfer::broken;
     }
     answer.clear();

@@ -143,8 +143,8 @@ struct talker {
                 }
             }
             stored += files.size();
-            if (planned.outcome != 1) {
-                return "stored " + std::to_string(stored) + " outcome " + std::to_string(planned.outcome);
+            if (planned.outcome != kvt::plan_outcome::more) {
+                return "stored " + std::to_string(stored) + " outcome " + std::to_string((int) planned.outcome);
             }
         }
     }

@@ -150,7 +150,7 @@ string variable(const char * name) {
 // What the patched Ollama reads, too. A value that is none is as if it were not set.
 void add_settings(hello & said) {
     const string gate = variable("OLLAMA_KV_TIER_GATE");
-    said.gate = gate == "restore" ? 1 : gate == "recompute" ? 2 : 0;
+    said.gate = gate == "restore" ? gate_mode::restore : gate == "recompute" ? gate_mode::recompute : gate_mode::measured;
     const string least = variable("OLLAMA_KV_TIER_MIN_TOKENS");
     if (!least.empty() && least.size() < 10 && least.find_first_not_of("0123456789") == string::npos) {
         said.min_tokens = (uint32_t) std::strtoul(least.c_str(), nullptr, 10);
