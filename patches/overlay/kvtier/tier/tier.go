@@ -1,4 +1,4 @@
-// Package tier is the policy of the KV tiering: what of a prompt to look up and to restore, what of a slot to save and when,
+// Package tier is the engine side of the KV tiering: which files of a prompt to read, what of a slot to save and when,
 // and what must never be stored. A runner tells it of the turns in a request's life (requests.go), and brings a Host and
 // Rows. The package knows no runner, no cache and no backend, and is the same for all of them.
 package tier
