@@ -12,8 +12,9 @@ from DIR, where pip puts those that are missing (75 MB each). --only-place does 
 --newest is for CI: the versions of PINS that are in DIR, and the newest one, for which it looks at
 most once a week. The compiler sees only what it has not seen before: what passed is noted in DIR.
 
-Ends with 1 if a source of PINS does not do what PINS says of it, or if any other one takes the
-lines and is wrong then. A source that is refused by name is not: nobody gets it.
+Ends with 1 if a source of PINS does not do what PINS says of it or has a model about which
+docs/models.md says nothing, or if any other one takes the lines and is wrong then. A source that
+is refused by name is not: nobody gets it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ollama_tiering.patchset.llama_server import no_page
 from ollama_tiering.patchset.llama_server.compile import EMBED
 from ollama_tiering.patchset.llama_server.hooks import SERVER
 from ollama_tiering.patchset.llama_server.tree import patch_tree
+from scripts import models_page
 from scripts.llama_server_sdists import CACHE, newest, noted_newest, sdist, sdist_path
 from scripts.llama_server_syntax import COMPILER, digest_of, misplaced, syntax_errors
 
@@ -42,6 +44,7 @@ PAGE = ROOT / "docs/llama-server.md"
 BEGIN, END = "<!-- begin: made by scripts/llama_server_pins.py -->\n", "<!-- end -->\n"
 INSIDE = "/vendor/llama.cpp/"
 CHANGES = "/CHANGELOG.md"
+ARCHITECTURES = "src/llama-arch.cpp"
 PARTS = (
     "src/",
     "common/",
@@ -81,6 +84,7 @@ class Found:
     commit: str
     refused: str
     errors: str
+    undecided: tuple[str, ...] = ()  # architectures about which docs/models.md says nothing
 
     def row(self) -> str:
         placed = "no" if self.refused else "yes"
@@ -115,11 +119,12 @@ def check(archive: Path, label: str, *, only_place: bool, noted: Path | None = N
     with tempfile.TemporaryDirectory() as made:
         tree = Path(made)
         commit = take(archive, tree)
+        undecided = _undecided(tree / ARCHITECTURES)
         try:
             patch_tree(tree, ROOT / "llama_server" / "src")
             _require_page(tree)
         except TieringError as error:
-            return Found(label, commit, error.message, "")
+            return Found(label, commit, error.message, "", undecided)
         wrong = misplaced(tree)
         if not wrong and not only_place:
             digest = digest_of(tree) if noted else ""
@@ -127,7 +132,12 @@ def check(archive: Path, label: str, *, only_place: bool, noted: Path | None = N
                 wrong = syntax_errors(tree)
                 if noted and not wrong:
                     noted.write_text(digest, encoding="utf-8")
-        return Found(label, commit, "", wrong)
+        return Found(label, commit, "", wrong, undecided)
+
+
+def _undecided(source: Path) -> tuple[str, ...]:
+    """None of a source without the file: what of it is missing is said elsewhere."""
+    return models_page.undecided(source.read_text(encoding="utf-8")) if source.is_file() else ()
 
 
 def _require_page(tree: Path) -> None:
@@ -185,7 +195,7 @@ def note_path(version: str, cache: Path) -> Path:
 def as_it_should(found: Found, pin: Pin | None) -> bool:
     if pin is None:
         return not found.errors
-    return pin.fits == (not found.refused and not found.errors)
+    return not found.undecided and pin.fits == (not found.refused and not found.errors)
 
 
 def main() -> int:
@@ -218,6 +228,8 @@ def main() -> int:
         noted = note_path(name, cache) if given.newest else None
         rows.append(check(archive, label, only_place=only_place, noted=noted))
         print(rows[-1].row(), flush=True)
+        if rows[-1].undecided:
+            print(f"{name}: patches/architectures.toml lacks {', '.join(rows[-1].undecided)}")
         if not as_it_should(rows[-1], pin):
             wrong.append(name)
     if given.page:

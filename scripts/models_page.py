@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).resolve().parents[1] / "patches/architectures.toml"
-ENGINES = {"go": "Ollama's Go engine", "llama.cpp": "The llama.cpp engine"}
+ENGINES = {
+    "go": "Ollama's Go engine",
+    "llama.cpp": "The llama.cpp engine",
+    "llama-server": "llama-server: Ollama from v0.30 on",
+}
 TIERED = ("yes", "part", "no")
 FIRST = "v0.16.0"
+_NAMES = re.compile(r"LLM_ARCH_NAMES = \{(.*?)\n\};", re.S)
+_NAME = re.compile(r'\{\s*LLM_ARCH_(\w+),\s*"([^"]+)"')
+_LEAST_NAMES = 100
 
 _INTRODUCTION = """\
 # Which models are tiered
 
 Made by `make docs` from `patches/architectures.toml`. The tables list every architecture that an
-accepted version of Ollama registers; `ollama show` names the architecture of a model. Ollama has
-two engines and chooses one by itself: the Go engine for the models that only that one can run, the
-llama.cpp engine for all others and for models with a separate projector file.
+accepted version of Ollama registers; `ollama show` names the architecture of a model. Up to v0.24
+Ollama has two engines and chooses one by itself: the Go engine for the models that only that one
+can run, the llama.cpp engine for all others and for models with a separate projector file. From
+v0.30 on it runs llama-server for all of them: the third table, which names every architecture of
+the newest llama.cpp that was tried.
 
 A model is *tiered* if what it computes of a prompt is stored and restored. A *row* is the K or the
 V of one token in one layer. The column "caches" says what a model keeps of its prompt. Most models
@@ -74,6 +84,16 @@ class Architecture:
 def load() -> list[Architecture]:
     entries = tomllib.loads(SOURCE.read_text(encoding="utf-8"))["architecture"]
     return [Architecture.of(entry) for entry in entries]
+
+
+def undecided(source: str) -> tuple[str, ...]:
+    """Architectures of llama.cpp's src/llama-arch.cpp about which the page says nothing."""
+    table = _NAMES.search(source)
+    known = {name for what, name in _NAME.findall(table[1] if table else "") if what != "UNKNOWN"}
+    if len(known) < _LEAST_NAMES:
+        raise ValueError("the list of architectures was not found in llama-arch.cpp")
+    decided = {name for one in load() if one.engine == "llama-server" for name in one.names}
+    return tuple(sorted(known - decided))
 
 
 def page() -> str:

@@ -13,6 +13,7 @@ from ollama_tiering.patchset.llama_server import no_page
 from ollama_tiering.patchset.llama_server.compile import EMBED
 from ollama_tiering.patchset.llama_server.hooks import CMAKE, CONTEXT
 from scripts import llama_server_pins as pins
+from scripts import models_page
 from tests.unit.patchset.test_llama_server import MADE_UP, edit
 
 CACHED = [pin for pin in pins.PINS if pins.sdist_path(pin.version, pins.CACHE).exists()]
@@ -37,6 +38,29 @@ def test_what_is_placed_and_what_is_refused_with_the_reason(folder: Path) -> Non
         "| two |  | no |  | tools/server/server-context.cpp: the anchor"
     )
     assert "kv_tier" not in (folder / CONTEXT).read_text()  # a copy was tried
+
+
+def test_an_architecture_that_nobody_has_decided_about_is_named(folder: Path) -> None:
+    decided = [one for one in models_page.load() if one.engine == "llama-server"]
+    names = [name for one in decided for name in one.names]
+
+    def with_list(names: list[str]) -> pins.Found:
+        lines = "".join(
+            f'    {{ LLM_ARCH_{number}, "{name}" }},\n' for number, name in enumerate(names)
+        )
+        unknown = '    { LLM_ARCH_UNKNOWN, "(unknown)" },\n'
+        (folder / pins.ARCHITECTURES).write_text(f"LLM_ARCH_NAMES = {{\n{lines}{unknown}\n}};\n")
+        return pins.check(folder, "one", only_place=True)
+
+    assert with_list(names).undecided == ()
+    found = with_list([*names, "tomorrow"])
+    assert found.undecided == ("tomorrow",)
+    pin = pins.PINS[-1]
+    assert not pins.as_it_should(found, pin)
+    assert pins.as_it_should(with_list(names), pin)
+    assert pins.as_it_should(found, None)  # one that nobody has tried yet
+    with pytest.raises(ValueError, match="the list of architectures was not found"):
+        with_list(names[:50])
 
 
 def test_a_source_without_a_page_that_can_be_made_is_refused(folder: Path) -> None:
