@@ -2,7 +2,7 @@
 report it, so that `tiering status`, the metrics and the ledger know engines of this kind, too.
 
 The engine may have several connections, and makes new ones: what is counted is counted here, once
-for each process and namespace. The rules are those of the patched server's runner (kvtier/tier/
+for each process and namespace. The rules are those of the patched server's runner (kvtier/tiering/
 gate.go and stats.go).
 """
 

@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"sync/atomic"
 
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 )
 
 // The functions that stock files call, in the order of a request's life. What they mean is in package tier; here the
@@ -19,7 +19,7 @@ import (
 var loadingTier atomic.Pointer[tierLoading]
 
 type tierLoading struct {
-	tier *tier.Tier
+	tier *tiering.Tiering
 	host *tierHost
 }
 
@@ -27,8 +27,8 @@ type tierLoading struct {
 var activeHost atomic.Pointer[tierHost]
 
 // tierActive returns the tiering, nil where it is off. The caller holds the lock, and stock may have changed the cells.
-func tierActive() (*tier.Tier, *tierHost) {
-	t, host := tier.Active(), activeHost.Load()
+func tierActive() (*tiering.Tiering, *tierHost) {
+	t, host := tiering.Active(), activeHost.Load()
 	if t == nil || host == nil {
 		return nil, nil
 	}
@@ -38,40 +38,40 @@ func tierActive() (*tier.Tier, *tierHost) {
 
 // tierConnect begins to look for the sidecar when the loading of weights begins.
 func tierConnect(s *Server) {
-	defer tier.Guard("connect")
+	defer tiering.Guard("connect")
 	host := &tierHost{server: s}
-	if t := tier.Connect(host); t != nil {
+	if t := tiering.Connect(host); t != nil {
 		loadingTier.Store(&tierLoading{t, host})
 	}
 }
 
 // tierAttach decides whether the loaded model can be tiered. Called when loading is complete, before the first request.
 func tierAttach(s *Server, adapters []string, multiUserCache bool) {
-	defer tier.Guard("attach")
+	defer tiering.Guard("attach")
 	loading := loadingTier.Swap(nil)
 	if loading == nil {
 		return
 	}
 	rows, model, reason := tierModel(s, adapters, multiUserCache, loading.tier)
 	if reason != "" {
-		loading.tier.Refuse(reason, model)
+		loading.tiering.Refuse(reason, model)
 		return
 	}
 	loading.host.rows = rows
 	activeHost.Store(loading.host)
-	loading.tier.Attach(rows, model)
+	loading.tiering.Attach(rows, model)
 }
 
 // tierPrefetch looks the prompt up and has what should be restored in memory before any lock is taken. Of a prompt with
 // images that is what comes before the first.
 func tierPrefetch(ctx context.Context, s *Server, seq *Sequence) {
-	t := tier.Active()
+	t := tiering.Active()
 	if t == nil || seq.embeddingOnly {
 		return
 	}
-	defer tier.Guard("prefetch")
+	defer tiering.Guard("prefetch")
 	if tokens := tierTokens(seq.inputs); len(tokens) > 0 {
-		t.Prefetch(ctx, &seq.inputs[0], tier.Text(tokens), len(seq.inputs), func() (slot, rows int) { return tierInMemory(s, seq.inputs) })
+		t.Prefetch(ctx, &seq.inputs[0], tiering.Text(tokens), len(seq.inputs), func() (slot, rows int) { return tierInMemory(s, seq.inputs) })
 	}
 }
 
@@ -108,7 +108,7 @@ func tierInMemory(s *Server, inputs []input) (best, rows int) {
 // tierBeforeDiscard saves what the slot is about to lose: everything from numPast on.
 func tierBeforeDiscard(slot *InputCacheSlot, numPast int) {
 	if t, _ := tierActive(); t != nil {
-		defer tier.Guard("discard")
+		defer tiering.Guard("discard")
 		t.BeforeDiscard(slot.Id, numPast)
 	}
 }
@@ -121,7 +121,7 @@ func tierRestore(slot *InputCacheSlot, prompt []input, numPast int, cachePrompt 
 		return numPast
 	}
 	resume = numPast
-	defer tier.Guard("restore")
+	defer tiering.Guard("restore")
 	if numPast == 0 { // stock has emptied the slot
 		delete(host.rows.shifted, slot.Id)
 	}
@@ -144,15 +144,15 @@ func tierBeforeShift(c *InputCache, slot *InputCacheSlot, numKeep int) {
 	if t == nil {
 		return
 	}
-	defer tier.Guard("shift")
+	defer tiering.Guard("shift")
 	host.rows.shifted[slot.Id] = true
 	if host.rows.exactShift {
-		held := tier.Text(tierTokens(slot.Inputs))
+		held := tiering.Text(tierTokens(slot.Inputs))
 		t.BeforeShift(slot.Id, &held, numKeep)
 		return
 	}
 	for i := range c.slots {
-		held := tier.Text(tierTokens(c.slots[i].Inputs))
+		held := tiering.Text(tierTokens(c.slots[i].Inputs))
 		t.BeforeShift(c.slots[i].Id, &held, 0)
 	}
 }
@@ -164,7 +164,7 @@ func tierDecoded(s *Server) {
 	if t == nil {
 		return
 	}
-	defer tier.Guard("decoded")
+	defer tiering.Guard("decoded")
 	batch := 0
 	for _, seq := range s.seqs {
 		if seq != nil {
@@ -185,7 +185,7 @@ func tierDecoded(s *Server) {
 			tokens = append(tokens, tierTokens(seq.pendingInputs)...)
 		}
 		if len(tokens) >= worth { // else there is an image before
-			t.Progress(seq.cache.Id, tier.Text(tokens[:worth]), nil)
+			t.Progress(seq.cache.Id, tiering.Text(tokens[:worth]), nil)
 		}
 	}
 }
@@ -196,14 +196,14 @@ func tierFinished(seq *Sequence) {
 	if t == nil || seq.cache == nil || seq.embeddingOnly {
 		return
 	}
-	defer tier.Guard("finished")
-	t.Finished(seq.cache.Id, tier.Text(tierTokens(seq.cache.Inputs)), seq.processingDuration)
+	defer tiering.Guard("finished")
+	t.Finished(seq.cache.Id, tiering.Text(tierTokens(seq.cache.Inputs)), seq.processingDuration)
 }
 
 // tierFlush answers when what the slots hold has been stored. The server calls it before it ends the runner.
 func (s *Server) tierFlush(w http.ResponseWriter, r *http.Request) {
-	if t := tier.Active(); t != nil {
-		defer tier.Guard("flush")
+	if t := tiering.Active(); t != nil {
+		defer tiering.Guard("flush")
 		s.mu.Lock()   // a request whose answer has been sent is finished when the lock is free
 		s.mu.Unlock() //nolint:staticcheck
 		t.Flush(r.Context())

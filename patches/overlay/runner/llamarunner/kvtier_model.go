@@ -8,7 +8,7 @@ import (
 
 	"github.com/ollama/ollama/exactattn"
 	"github.com/ollama/ollama/kvtier"
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 	"github.com/ollama/ollama/llama"
 	"github.com/ollama/ollama/ml"
 	"github.com/ollama/ollama/ml/backend/ggml"
@@ -19,8 +19,8 @@ import (
 const tierEngine = "llama.cpp"
 
 // tierModel is what the loaded model says to the tiering, with its rows; or why it can't be tiered.
-func tierModel(s *Server, adapters []string, multiUserCache bool, t *tier.Tier) (rows *tierRows, m tier.Model, reason string) {
-	m = tier.Model{Path: s.modelPath, Engine: tierEngine + "/" + version.Version, Attention: func() string { return "" }}
+func tierModel(s *Server, adapters []string, multiUserCache bool, t *tiering.Tiering) (rows *tierRows, m tiering.Model, reason string) {
+	m = tiering.Model{Path: s.modelPath, Engine: tierEngine + "/" + version.Version, Attention: func() string { return "" }}
 	if multiUserCache && s.parallel > 1 {
 		return nil, m, "OLLAMA_MULTIUSER_CACHE with several slots, which the llama.cpp engine can't share prompts between"
 	}

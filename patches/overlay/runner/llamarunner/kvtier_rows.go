@@ -5,13 +5,13 @@ import (
 
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/rows"
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 	"github.com/ollama/ollama/llama"
 )
 
 // tierHost is the llama.cpp runner as package tier sees it.
 type tierHost struct {
-	tier.NoRunAhead
+	tiering.NoRunAhead
 	server *Server
 	rows   *tierRows
 }
@@ -27,7 +27,7 @@ func (h *tierHost) Unlock() { h.server.mu.Unlock() }
 
 // Quiesce waits for the devices: a batch without outputs is not waited for by the runner. No request is known that would
 // miss it: llama_decode waits for the batch before it when it copies its inputs, rows are stored one batch late while a prompt
-// is computed (tier.Launched), and a request ends with an output. The next llama.cpp may overlap batches.
+// is computed (tiering.Launched), and a request ends with an output. The next llama.cpp may overlap batches.
 func (h *tierHost) Quiesce() { h.server.lc.KVTierSync() }
 
 func (h *tierHost) BeforeRestore() { h.server.lc.KVTierSync() }
@@ -107,7 +107,7 @@ func (r *tierRows) lost(slot, n int) bool {
 	return r.Cells(slot, 0, n) == nil
 }
 
-// Cells implements tier.Rows.
+// Cells implements tiering.Rows.
 func (r *tierRows) Cells(slot, from, to int) []int32 {
 	held := r.positions(slot)
 	if held == nil || from < 0 || to > len(held) {
@@ -123,7 +123,7 @@ func (r *tierRows) Cells(slot, from, to int) []int32 {
 	return cells
 }
 
-// Find implements tier.Rows: the cells are those that llama.cpp's own search gives. None where the slot does not hold
+// Find implements tiering.Rows: the cells are those that llama.cpp's own search gives. None where the slot does not hold
 // exactly the positions before from.
 func (r *tierRows) Find(slot, from, n int, _ map[int32]struct{}) []int32 {
 	held := r.positions(slot)
@@ -143,7 +143,7 @@ func (r *tierRows) Find(slot, from, n int, _ map[int32]struct{}) []int32 {
 	return cells
 }
 
-// Occupy implements tier.Rows. Where a cache does not take the cells, Cells says so afterwards.
+// Occupy implements tiering.Rows. Where a cache does not take the cells, Cells says so afterwards.
 func (r *tierRows) Occupy(slot, from int, cells []int32) {
 	defer r.changed()
 	local := r.local(cells)
@@ -154,7 +154,7 @@ func (r *tierRows) Occupy(slot, from int, cells []int32) {
 	}
 }
 
-// Drop implements tier.Rows.
+// Drop implements tiering.Rows.
 func (r *tierRows) Drop(slot, from int) {
 	r.context.KvCacheSeqRm(slot, from, -1)
 	if from == 0 {
@@ -163,19 +163,19 @@ func (r *tierRows) Drop(slot, from int) {
 	r.changed()
 }
 
-// Read implements tier.Rows.
+// Read implements tiering.Rows.
 func (r *tierRows) Read(segment int, cells []int32, dst []byte) {
 	r.plane(segment, cells).Read(r.local(cells), dst)
 }
 
-// Write implements tier.Rows.
+// Write implements tiering.Rows.
 func (r *tierRows) Write(segment int, cells []int32, chunk rows.Chunk) {
 	plane := r.plane(segment, cells)
 	part := cells[chunk.Start : chunk.Start+len(chunk.Data)/plane.RowBytes]
 	plane.Write(r.local(part), rows.Chunk{Data: chunk.Data})
 }
 
-// Memory implements tier.Rows.
+// Memory implements tiering.Rows.
 func (r *tierRows) Memory(segment int, cells []int32) [][]byte {
 	return r.plane(segment, cells).Memory(r.local(cells))
 }

@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"sync/atomic"
 
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 	"github.com/ollama/ollama/model/input"
 )
 
@@ -18,24 +18,24 @@ import (
 var loadingTier atomic.Pointer[tierLoading]
 
 type tierLoading struct {
-	tier *tier.Tier
+	tier *tiering.Tiering
 	host *tierHost
 }
 
 // tierConnect begins to look for the sidecar when the loading of weights begins: the model's memory is taken, and the server
 // is about to be told of it.
 func tierConnect(s *Server) {
-	defer tier.Guard("connect")
+	defer tiering.Guard("connect")
 	tellMirrored(s.model.Backend())
 	host := newTierHost(s)
-	if t := tier.Connect(host); t != nil {
+	if t := tiering.Connect(host); t != nil {
 		loadingTier.Store(&tierLoading{t, host})
 	}
 }
 
 // tierAttach decides whether the loaded model can be tiered. Called when loading is complete, before the first request.
 func tierAttach(s *Server) {
-	defer tier.Guard("attach")
+	defer tiering.Guard("attach")
 	replayAttach(s)
 	loading := loadingTier.Swap(nil)
 	if loading == nil {
@@ -43,21 +43,21 @@ func tierAttach(s *Server) {
 	}
 	cache, model, reason := tierModel(s, loading.tier)
 	if reason != "" {
-		loading.tier.Refuse(reason, model)
+		loading.tiering.Refuse(reason, model)
 		return
 	}
 	loading.host.bind(s, cache)
 	engineHost.Store(loading.host)
-	loading.tier.Attach(cache.Rows(), model)
+	loading.tiering.Attach(cache.Rows(), model)
 }
 
 // tierPrefetch looks the prompt up and has what should be restored in memory before any lock is taken.
 func tierPrefetch(ctx context.Context, s *Server, seq *Sequence) {
-	t, host := tier.Active(), engineHost.Load()
+	t, host := tiering.Active(), engineHost.Load()
 	if t == nil || host == nil || seq.embeddingOnly {
 		return
 	}
-	defer tier.Guard("prefetch")
+	defer tiering.Guard("prefetch")
 	if p := tierPrompt(host, seq.inputs, seq.mmStore); len(p.Tokens) > 0 {
 		t.Prefetch(ctx, seq.inputs[0], p, len(seq.inputs), func() (slot, rows int) { return tierInMemory(s, seq.inputs) })
 	}
@@ -90,8 +90,8 @@ func tierInMemory(s *Server, inputs []*input.Input) (best, rows int) {
 // tierBeforeDiscard saves what the slot is about to lose: everything from numPast on.
 func tierBeforeDiscard(slot *InputCacheSlot, numPast int32) {
 	replayDiscard(slot, numPast)
-	if t := tier.Active(); t != nil {
-		defer tier.Guard("discard")
+	if t := tiering.Active(); t != nil {
+		defer tiering.Guard("discard")
 		if engineHost.Load().noteStale(numPast) {
 			numPast = 0
 		}
@@ -101,7 +101,7 @@ func tierBeforeDiscard(slot *InputCacheSlot, numPast int32) {
 
 // tierRestore copies prefetched rows into the slot's cache and returns the position to resume from.
 func tierRestore(slot *InputCacheSlot, prompt []*input.Input, numPast int32, cachePrompt bool) int32 {
-	t := tier.Active()
+	t := tiering.Active()
 	if t == nil {
 		return numPast
 	}
@@ -127,8 +127,8 @@ func tierRestore(slot *InputCacheSlot, prompt []*input.Input, numPast int32, cac
 // tierBeforeFork saves what dst is about to lose, and lets dst inherit from src.
 func tierBeforeFork(src, dst *InputCacheSlot, rows int32) {
 	replayFork(src, dst, rows)
-	if t := tier.Active(); t != nil {
-		defer tier.Guard("fork")
+	if t := tiering.Active(); t != nil {
+		defer tiering.Guard("fork")
 		t.BeforeFork(src.Id, dst.Id, int(rows))
 	}
 }
@@ -138,11 +138,11 @@ func tierBeforeFork(src, dst *InputCacheSlot, rows int32) {
 // their bits alone nothing is exact any more, in no slot.
 func tierBeforeShift(slot *InputCacheSlot, numKeep int32) {
 	replayShift(slot, numKeep)
-	t, host := tier.Active(), engineHost.Load()
+	t, host := tiering.Active(), engineHost.Load()
 	if t == nil || host == nil {
 		return
 	}
-	defer tier.Guard("shift")
+	defer tiering.Guard("shift")
 	if host.exactShift {
 		t.BeforeShift(slot.Id, tierHeld(host, slot), int(numKeep))
 		return
@@ -154,7 +154,7 @@ func tierBeforeShift(slot *InputCacheSlot, numKeep int32) {
 }
 
 // tierHeld is what a slot holds. nil: it has images, of a request that is over; that one's end has said what it holds.
-func tierHeld(h *tierHost, slot *InputCacheSlot) *tier.Prompt {
+func tierHeld(h *tierHost, slot *InputCacheSlot) *tiering.Prompt {
 	for _, seq := range h.server.seqs {
 		if seq != nil && seq.cache == slot {
 			p := tierPrompt(h, slot.Inputs, seq.mmStore)
@@ -170,11 +170,11 @@ func tierHeld(h *tierHost, slot *InputCacheSlot) *tier.Prompt {
 // tierFinished queues the snapshot of a sequence that has ended.
 func tierFinished(seq *Sequence) {
 	replayFinished(seq)
-	t, host := tier.Active(), engineHost.Load()
+	t, host := tiering.Active(), engineHost.Load()
 	if t == nil || host == nil || seq.cache == nil || seq.embeddingOnly {
 		return
 	}
-	defer tier.Guard("finished")
+	defer tiering.Guard("finished")
 	t.Finished(seq.cache.Id, tierPrompt(host, seq.cache.Inputs, seq.mmStore), seq.processingDuration)
 }
 
@@ -183,8 +183,8 @@ func tierFlush(w http.ResponseWriter, r *http.Request) {
 	if replayAnswer(w, r) {
 		return
 	}
-	if t := tier.Active(); t != nil {
-		defer tier.Guard("flush")
+	if t := tiering.Active(); t != nil {
+		defer tiering.Guard("flush")
 		t.Flush(r.Context())
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 	"github.com/ollama/ollama/ml"
 	"github.com/ollama/ollama/model/input"
 )
@@ -18,7 +18,7 @@ import (
 // sequence is to be shifted and can't be, because it shares cells with another slot: all of it is computed again at once,
 // and the newest token is still being computed. Stock then computes token 0 in its place.
 func tierInputsReady(last batchState, ready chan struct{}) chan struct{} {
-	if tier.Active() != nil && last.ctx == nil && last.inputsReadyCh != nil {
+	if tiering.Active() != nil && last.ctx == nil && last.inputsReadyCh != nil {
 		ready = last.inputsReadyCh
 	}
 	return replayLate(ready)
@@ -28,8 +28,8 @@ func tierInputsReady(last batchState, ready chan struct{}) chan struct{} {
 // written although the cache's metadata may call them free.
 func tierBuilt(ctx ml.Context, id int, batch input.Batch, inputs []*input.Input, outputs []int32) {
 	replayBuilt(id, batch, inputs, outputs)
-	if t := tier.Active(); t != nil {
-		defer tier.Guard("built")
+	if t := tiering.Active(); t != nil {
+		defer tiering.Guard("built")
 		h := engineHost.Load()
 		h.order.built(t, ctx)
 		h.batches.built(id, h.cache.BatchCells())
@@ -52,11 +52,11 @@ func tierBuilt(ctx ml.Context, id int, batch input.Batch, inputs []*input.Input,
 func tierComputeBegin(s *Server, id int, seqs []*Sequence) {
 	tierBeforeLaunch(s, seqs)
 	replayBegin(s, id, seqs)
-	t := tier.Active()
+	t := tiering.Active()
 	if t == nil {
 		return
 	}
-	defer tier.Guard("begin")
+	defer tiering.Guard("begin")
 	h := engineHost.Load()
 	batches := &h.batches
 	after := batches.running()
@@ -72,11 +72,11 @@ func tierComputeBegin(s *Server, id int, seqs []*Sequence) {
 
 // tierBeforeLaunch may let go of Server.mu: what others do then, they do before the batch.
 func tierBeforeLaunch(s *Server, seqs []*Sequence) {
-	t := tier.Active()
+	t := tiering.Active()
 	if t == nil {
 		return
 	}
-	defer tier.Guard("launch")
+	defer tiering.Guard("launch")
 	for i, seq := range s.seqs {
 		if seq != nil && seqs[i] == seq {
 			t.BeforeLaunch(seq.cache.Id, len(seq.cache.Inputs))
@@ -89,9 +89,9 @@ func tierComputeEnd(id int) {
 	replayEnd(id)
 	defer replaySlow()
 	if h := engineHost.Load(); h != nil {
-		defer tier.Guard("end")
+		defer tiering.Guard("end")
 		defer h.batches.end(id)
-		if t := tier.Active(); t != nil {
+		if t := tiering.Active(); t != nil {
 			h.order.computed(t)
 		}
 	}

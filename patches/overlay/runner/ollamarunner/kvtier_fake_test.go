@@ -14,7 +14,7 @@ import (
 	"github.com/ollama/ollama/kvcache"
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/rows"
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 	"github.com/ollama/ollama/ml"
 	"github.com/ollama/ollama/model/input"
 )
@@ -90,7 +90,7 @@ type tierFake struct {
 	*tierHost
 	rows     *kvcache.KVTierRows
 	segments int
-	tier     *tier.Tier
+	tier     *tiering.Tiering
 }
 
 // newTierFake turns the tiering on, with the sidecar on a socket, if there is one. The window of the one cache is as large as
@@ -101,7 +101,7 @@ func newTierFake(t *testing.T, slots int, socket string) tierFake {
 }
 
 // newTierFakeOf is newTierFake with a window of so many positions, and with more windows.
-func newTierFakeOf(t *testing.T, slots int, window int32, socket string, more ...tier.Window) tierFake {
+func newTierFakeOf(t *testing.T, slots int, window int32, socket string, more ...tiering.Window) tierFake {
 	t.Helper()
 	cache := kvcache.NewWrapperCache(kvcache.NewSWACache(window, nil), kvcache.NewCausalCache(nil))
 	cache.Init(tierFakeBackend{}, ml.DTypeF16, slots, tierFakeCtx, 32)
@@ -130,17 +130,17 @@ func newTierFakeOf(t *testing.T, slots int, window int32, socket string, more ..
 	}
 	host := newTierHost(s)
 	host.cache, host.windows, host.sync, host.exactShift = tiered, tiered.Windows(), func() {}, true
-	f := tierFake{tierHost: host, rows: tiered.Rows(), segments: 2 * len(tierKept(tiered)), tier: tier.Connect(host)}
+	f := tierFake{tierHost: host, rows: tiered.Rows(), segments: 2 * len(tierKept(tiered)), tier: tiering.Connect(host)}
 	layers := tierKept(tiered)
 	engineHost.Store(host)
-	f.tier.Attach(f.rows, tier.Model{
+	f.tiering.Attach(f.rows, tiering.Model{
 		Files: []kvtier.LoadedFile{tierFakeFile(t)}, Slots: slots, Layers: layers, Windows: append(tierWindows(tiered, false), more...), DType: "f16", OnHost: true, Attention: func() string { return "" },
 		Description: kvtier.Description{
 			Model: "sha256-of-nothing", Engine: "test", CacheDType: "f16", Layers: layers, Extra: t.Name() + time.Now().String(),
 		}.Proto(),
 	})
 	t.Cleanup(func() { // the next test's runner has none, as after any panic
-		defer tier.Guard("none")
+		defer tiering.Guard("none")
 		panic("the test is over")
 	})
 	return f
@@ -169,7 +169,7 @@ func newTierFakeWithSidecar(t *testing.T) tierFake {
 }
 
 // newTierFakeWithSidecarOf is newTierFakeWithSidecar with a window of so many positions, and with more windows.
-func newTierFakeWithSidecarOf(t *testing.T, window int32, more ...tier.Window) tierFake {
+func newTierFakeWithSidecarOf(t *testing.T, window int32, more ...tiering.Window) tierFake {
 	t.Helper()
 	socket := os.Getenv("KVTIER_TEST_SOCKET")
 	if socket == "" {

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 )
 
 // Package tier has the tests of what is stored and restored; here is what the hooks make of the Go engine's requests, with
@@ -195,7 +195,7 @@ func TestTierPanicInAHookTurnsTieringOffNotTheRunner(t *testing.T) {
 	newTierFake(t, 1, t.TempDir()+"/none.sock")
 	unknown := &InputCacheSlot{Id: 9} // any access panics
 	tierBeforeDiscard(unknown, 0)
-	if tier.Active() != nil {
+	if tiering.Active() != nil {
 		t.Error("tiering is still on")
 	}
 	if got := tierRestore(unknown, tierInputs(0, 5), 3, true); got != 3 {

@@ -3,7 +3,7 @@ package ollamarunner
 import (
 	"reflect"
 
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 	"github.com/ollama/ollama/model/input"
 )
 
@@ -36,11 +36,11 @@ func tierSharesPositions(model any) bool {
 // After a prompt without images every position is an index, unless one with images has been arranged meanwhile: the two may
 // have written between each other's.
 func tierTokenised(s *Server, inputs []*input.Input) (arranged func()) {
-	t, host := tier.Active(), engineHost.Load()
+	t, host := tiering.Active(), engineHost.Load()
 	if t == nil || host == nil || !host.sharedPositions {
 		return func() {}
 	}
-	defer tier.Guard("tokenised")
+	defer tiering.Guard("tokenised")
 	s.mu.Lock() // no batch is being built
 	defer s.mu.Unlock()
 	p, images := &host.positions, len(tierTokens(inputs)) != len(inputs)
@@ -55,7 +55,7 @@ func tierTokenised(s *Server, inputs []*input.Input) (arranged func()) {
 	}
 	alone, before := p.images == p.arranged, p.images
 	return func() {
-		defer tier.Guard("arranged")
+		defer tiering.Guard("arranged")
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if images {

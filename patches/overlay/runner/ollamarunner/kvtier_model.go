@@ -9,7 +9,7 @@ import (
 	"github.com/ollama/ollama/exactattn"
 	"github.com/ollama/ollama/kvcache"
 	"github.com/ollama/ollama/kvtier"
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 	"github.com/ollama/ollama/ml"
 	"github.com/ollama/ollama/ml/nn/pooling"
 	"github.com/ollama/ollama/version"
@@ -17,8 +17,8 @@ import (
 
 // tierModel is what the loaded model says to the tiering, with its cache; or why it can't be tiered. t is asked what its
 // settings add to the namespace.
-func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Model, reason string) {
-	m = tier.Model{
+func tierModel(s *Server, t *tiering.Tiering) (cache *kvcache.KVTierCache, m tiering.Model, reason string) {
+	m = tiering.Model{
 		Path: s.modelPath, Engine: "ollama-go/" + version.Version, Attention: func() string { return tierAttention(s) },
 	}
 	if s.cache == nil || s.cache.cache == nil {
@@ -55,7 +55,7 @@ func tierModel(s *Server, t *tier.Tier) (cache *kvcache.KVTierCache, m tier.Mode
 	m.Layers, m.Windows = tierKept(cache), tierWindows(cache, ordered)
 	m.ByRows = !ordered && !t.Rounds()
 	// The bits of states follow from how the prompt is cut, and so do the cells that the rows of a window are given.
-	if exact && !ordered || slices.ContainsFunc(m.Windows, func(w tier.Window) bool { return w.FreeCells == nil }) {
+	if exact && !ordered || slices.ContainsFunc(m.Windows, func(w tiering.Window) bool { return w.FreeCells == nil }) {
 		cut += kvtier.Part("batch", fmt.Sprint(s.batchSize))
 	}
 	m.Description = kvtier.Description{
@@ -88,10 +88,10 @@ func tierKept(cache *kvcache.KVTierCache) []kvtier.Layer {
 }
 
 // tierWindows are the caches that do not. ordered: their rows may come back in any cells.
-func tierWindows(cache *kvcache.KVTierCache, ordered bool) (windows []tier.Window) {
+func tierWindows(cache *kvcache.KVTierCache, ordered bool) (windows []tiering.Window) {
 	for _, w := range cache.Windows() {
 		of := slices.DeleteFunc(cache.Layers(), func(l kvcache.KVTierLayer) bool { return l.Child != w.Child })
-		window := tier.Window{
+		window := tiering.Window{
 			Child: w.Child, Size: w.Size, Cells: w.Cells, DType: cache.Type(), Layers: tierLayers(of), Rows: w.Rows,
 		}
 		if ordered {
@@ -106,8 +106,8 @@ func tierWindows(cache *kvcache.KVTierCache, ordered bool) (windows []tier.Windo
 }
 
 // tierStates are the states of recurrent layers as a window.
-func tierStates(states kvcache.KVTierStates, child int) tier.Window {
-	return tier.Window{
+func tierStates(states kvcache.KVTierStates, child int) tiering.Window {
+	return tiering.Window{
 		Child: child, Size: 1, Cells: states.Places(), DType: "f32", Layers: tierLayers(states.Layers(child)), Rows: states,
 		Checkpoints: states.Checkpoints,
 	}
@@ -115,7 +115,7 @@ func tierStates(states kvcache.KVTierStates, child int) tier.Window {
 
 // tierWindowsExtra is what K/V of such a model depends on beside its layers: which cell a row is given follows from how many
 // rows are kept and how many cells there are, and in which order sums run follows from the cells, but where it does not.
-func tierWindowsExtra(windows []tier.Window) string {
+func tierWindowsExtra(windows []tiering.Window) string {
 	var said []string
 	for _, w := range windows {
 		switch {

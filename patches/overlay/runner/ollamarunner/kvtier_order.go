@@ -7,7 +7,7 @@ import (
 
 	"github.com/ollama/ollama/exactattn"
 	"github.com/ollama/ollama/kvcache"
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 	"github.com/ollama/ollama/ml"
 )
 
@@ -45,7 +45,7 @@ func newTierOrder(backend tierBackend, cache *kvcache.KVTierCache) *tierOrder {
 }
 
 // built looks at a batch whose graph has been built, before a row of it is computed.
-func (o *tierOrder) built(t *tier.Tier, batch ml.Context) {
+func (o *tierOrder) built(t *tiering.Tiering, batch ml.Context) {
 	if o == nil {
 		return
 	}
@@ -55,7 +55,7 @@ func (o *tierOrder) built(t *tier.Tier, batch ml.Context) {
 }
 
 // computed looks at a batch that has been computed, before anybody may read its rows.
-func (o *tierOrder) computed(t *tier.Tier) {
+func (o *tierOrder) computed(t *tiering.Tiering) {
 	if o == nil {
 		return
 	}

@@ -6,7 +6,7 @@ import (
 	"github.com/ollama/ollama/fs"
 	"github.com/ollama/ollama/fs/ggml"
 	"github.com/ollama/ollama/kvcache"
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 	"github.com/ollama/ollama/ml"
 	"github.com/ollama/ollama/model"
 	"github.com/ollama/ollama/model/input"
@@ -129,11 +129,11 @@ func TestTierAModelThatIsNotWhatWasExpectedOfItRunsAsInStock(t *testing.T) {
 		}
 		f.Lock()
 		tierBuilt(nil, 7, input.Batch{}, nil, nil)
-		built := tier.Active() != nil
+		built := tiering.Active() != nil
 		f.batches.begin(7)
 		f.Unlock()
 		tierComputeEnd(7)
-		if after := tier.Active() != nil; built != c.built || after != c.after || len(f.Running()) != 0 {
+		if after := tiering.Active() != nil; built != c.built || after != c.after || len(f.Running()) != 0 {
 			t.Errorf("%s: tiered when it was built %v, afterwards %v; running %v", name, built, after, f.Running())
 		}
 	}

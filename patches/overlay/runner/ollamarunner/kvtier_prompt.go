@@ -7,7 +7,7 @@ import (
 	"sync"
 
 	"github.com/ollama/ollama/kvtier"
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 	"github.com/ollama/ollama/model/input"
 )
 
@@ -30,11 +30,11 @@ var tierKnown tierImages
 // tierImageHash is the hash of an image's inputs: stock's own, unless the tiering is on. Stock's says nothing of which bytes
 // were hashed, and two requests at once may write into it between each other.
 func tierImageHash(stock uint64, image []byte) (hash uint64) {
-	if tier.Active() == nil {
+	if tiering.Active() == nil {
 		return stock
 	}
 	hash = stock
-	defer tier.Guard("image")
+	defer tiering.Guard("image")
 	return tierKnown.add(sha256.Sum256(image))
 }
 
@@ -75,11 +75,11 @@ func (m *tierImages) digest(hash uint64) (digest kvtier.Key, ok bool) {
 }
 
 // tierPrompt is what inputs are to the store, up to the first that can't be told from others. images are those of their request.
-func tierPrompt(h *tierHost, inputs []*input.Input, images multimodalStore) tier.Prompt {
+func tierPrompt(h *tierHost, inputs []*input.Input, images multimodalStore) tiering.Prompt {
 	if h.sharedPositions { // a token's position follows from all images of its prompt
-		return tier.Text(tierTokens(inputs))
+		return tiering.Text(tierTokens(inputs))
 	}
-	p := tier.Prompt{Tokens: make([]int32, 0, len(inputs))}
+	p := tiering.Prompt{Tokens: make([]int32, 0, len(inputs))}
 	var last tierPart
 	for i, in := range inputs {
 		if in.Multimodal != nil || in.MultimodalHash != 0 {
@@ -92,7 +92,7 @@ func tierPrompt(h *tierHost, inputs []*input.Input, images multimodalStore) tier
 			last = part
 		}
 		if in.SameBatch > 0 {
-			p.Spans = append(p.Spans, tier.Span{First: i, Last: i + in.SameBatch})
+			p.Spans = append(p.Spans, tiering.Span{First: i, Last: i + in.SameBatch})
 		}
 		p.Tokens = append(p.Tokens, in.Token)
 	}

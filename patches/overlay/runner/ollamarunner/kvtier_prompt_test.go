@@ -7,7 +7,7 @@ import (
 
 	"github.com/ollama/ollama/kvcache"
 	"github.com/ollama/ollama/kvtier"
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 	"github.com/ollama/ollama/model"
 	"github.com/ollama/ollama/model/input"
 	"github.com/ollama/ollama/model/models/deepseekocr"
@@ -59,13 +59,13 @@ func TestTierEveryPartOfAnImageHasItsDigestAndIsASpan(t *testing.T) {
 		model  any
 		parts  []int
 		rows   []uint32 // where the digest stands
-		spans  []tier.Span
+		spans  []tiering.Span
 		inputs int
 	}{
-		{&mistral3.Model{}, []int{3, 3}, []uint32{5, 9}, []tier.Span{{First: 5, Last: 8}, {First: 9, Last: 12}}, 13 + 5},
-		{&gemma3.Model{}, []int{4}, []uint32{7}, []tier.Span{{First: 5, Last: 12}}, 13 + 5},
-		{&llama4.Model{}, []int{4}, []uint32{7}, []tier.Span{{First: 7, Last: 11}}, 12 + 5},
-		{&deepseekocr.Model{}, []int{4}, []uint32{5}, []tier.Span{{First: 5, Last: 8}}, 9 + 5},
+		{&mistral3.Model{}, []int{3, 3}, []uint32{5, 9}, []tiering.Span{{First: 5, Last: 8}, {First: 9, Last: 12}}, 13 + 5},
+		{&gemma3.Model{}, []int{4}, []uint32{7}, []tiering.Span{{First: 5, Last: 12}}, 13 + 5},
+		{&llama4.Model{}, []int{4}, []uint32{7}, []tiering.Span{{First: 7, Last: 11}}, 12 + 5},
+		{&deepseekocr.Model{}, []int{4}, []uint32{5}, []tiering.Span{{First: 5, Last: 8}}, 9 + 5},
 	} {
 		pictures := tierPictures{newMultimodalStore()}
 		inputs := append(tierInputs(0, 5), pictures.of("cat", c.parts...))

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 	"github.com/ollama/ollama/model"
 	"github.com/ollama/ollama/model/input"
 )
@@ -146,7 +146,7 @@ func replayAnswer(w http.ResponseWriter, request *http.Request) bool {
 		return true
 	}
 	r.mu.Unlock()
-	if t := tier.Active(); t != nil {
+	if t := tiering.Active(); t != nil {
 		t.Drain()
 	}
 	for { // locks in the order of all others

@@ -8,7 +8,7 @@ import (
 
 	"github.com/ollama/ollama/kvcache"
 	"github.com/ollama/ollama/kvtier/rows"
-	"github.com/ollama/ollama/kvtier/tier"
+	"github.com/ollama/ollama/kvtier/tiering"
 	"github.com/ollama/ollama/model/input"
 )
 
@@ -236,7 +236,7 @@ func TestTierAnEarlierCheckpointComesBackAfterTheContentHasGrown(t *testing.T) {
 func TestTierStatesBehindWhatIsExactAreNotStored(t *testing.T) {
 	f, states := tierFakeOfStates(t, tierInputs(0, 300), 100, 228)
 	f.Lock()
-	f.tier.Doubt(0, 150)
+	f.tiering.Doubt(0, 150)
 	f.Unlock()
 	f.finish(0)
 	f.drop(0, 0)
@@ -252,7 +252,7 @@ func TestTierStatesOfWholeBlocksAreStoredBeforeTheContentEnds(t *testing.T) {
 	for checkpoint, want := range map[int]int{128: 128, 192: 192, 200: 128} {
 		f, states := tierFakeOfStates(t, tierInputs(0, 300), 128, checkpoint)
 		f.Lock()
-		f.tier.Progress(0, tier.Text(tierTokens(tierInputs(0, 256))), nil)
+		f.tiering.Progress(0, tiering.Text(tierTokens(tierInputs(0, 256))), nil)
 		f.Unlock()
 		f.flush()
 		if got := f.ask(t, 1, tierInputs(0, 320)); got != want {
@@ -358,7 +358,7 @@ func TestTierWhatThatRequestThrowsAwayIsStoredAsItWas(t *testing.T) {
 
 func TestTierStatesAreInTheNamespaceAndNoWindow(t *testing.T) {
 	w := tierStates(newTierFakeStates(), 3)
-	if got := tierWindowsExtra([]tier.Window{w}); got != "" {
+	if got := tierWindowsExtra([]tiering.Window{w}); got != "" {
 		t.Errorf("windows %q", got)
 	}
 	if w.Child != 3 || w.Size != 1 || w.DType != "f32" || len(w.Layers) != 2 || w.Layers[0].Child != 3 {
