@@ -1,0 +1,86 @@
+"""The drop-in with which `ollama.service` starts the patched server. Pure: the plan has decided
+everything.
+
+It says nothing of port, user, models or variables that stock knows: the unit stays whose it is.
+Like a server's unit of ours it starts the installed Ollama as stock whenever that is another one
+than the patched one was made for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from ollama_tiering.config import ENV_CPU_ATTENTION
+from ollama_tiering.launch.service_unit import UNIT_NAME, replace_command
+from ollama_tiering.systemd.stock_unit import HEAD, StockUnit
+from ollama_tiering.systemd.units import (
+    SIDECAR_UNIT,
+    Service,
+    argument,
+    environment,
+    go_variables,
+    stock_start,
+    tree_start,
+)
+
+# $1: the patched program, $2: the installed one, $3: the SHA-256 that this had.
+_GO_SCRIPT: Final = "; ".join(
+    (
+        'if [ ! -x "$1" ]',
+        'then why="$1 is gone or may not be executed"',
+        'elif [ "$(sha256sum < "$2")" != "$3  -" ]',
+        'then why="$2 was updated or changed since the patched one took its place"',
+        'else exec "$1" serve',
+        "fi",
+        "echo \"tiering: Ollama starts as stock: $why; run 'tiering patch', then '$4'\" >&2",
+        stock_start("$2"),
+    )
+)
+
+
+def restore_command(*, system: bool) -> str:
+    """It takes the patched server out of there."""
+    command = "sudo tiering systemd install" if system else "tiering systemd install --user"
+    return f"{command} --restore"
+
+
+def drop_in(service: Service, unit: StockUnit, program_digest: str) -> str:
+    """Its text. `program_digest`: SHA-256 of the program that the unit itself starts."""
+    lines = [
+        f"{HEAD}; `{restore_command(system=service.system)}` deletes it.",
+        "# Settings of your own belong into another one: systemctl edit ollama",
+        "[Unit]",
+        "# Stopped before the sidecar, which writes down what it stored; started without it too.",
+        f"After={SIDECAR_UNIT}",
+        f"Wants={SIDECAR_UNIT}",
+        "",
+        "[Service]",
+        "ExecStart=",
+        *_start(service, unit, program_digest),
+    ]
+    if not unit.value("SyslogIdentifier"):
+        lines.append("SyslogIdentifier=ollama")
+    if not unit.value("KillMode"):
+        lines.append(
+            "# Only the server is told to stop: it ends its runners, after they stored their K/V."
+        )
+        lines.append("KillMode=mixed")
+    return "\n".join([*lines, ""])
+
+
+def _start(service: Service, unit: StockUnit, program_digest: str) -> Iterable[str]:
+    if service.tree:
+        return tree_start(service, service.tree, UNIT_NAME)
+    assert service.binary is not None
+    assert unit.program is not None
+    cure = replace_command(system=service.system)
+    words = (_GO_SCRIPT, UNIT_NAME, service.binary, unit.program, program_digest, cure)
+    variables = go_variables(service)
+    if ENV_CPU_ATTENTION in unit.environment:  # a person's choice
+        del variables[ENV_CPU_ATTENTION]
+    return [
+        "# The patched server, if it is made for what is installed now; else the installed one.",
+        "ExecStart=/bin/sh -c " + " ".join(argument(word) for word in words),
+        *environment(**variables),
+    ]
