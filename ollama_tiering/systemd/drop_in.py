@@ -9,7 +9,6 @@ than the patched one was made for.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from ollama_tiering.config import ENV_CPU_ATTENTION
 from ollama_tiering.launch.service_unit import UNIT_NAME, replace_command
@@ -24,25 +23,27 @@ from ollama_tiering.systemd.units import (
     tree_start,
 )
 
-# $1: the patched program, $2: the installed one, $3: the SHA-256 that this had.
-_GO_SCRIPT: Final = "; ".join(
-    (
-        'if [ ! -x "$1" ]',
-        'then why="$1 is gone or may not be executed"',
-        'elif [ "$(sha256sum < "$2")" != "$3  -" ]',
-        'then why="$2 was updated or changed since the patched one took its place"',
-        'else exec "$1" serve',
-        "fi",
-        "echo \"tiering: Ollama starts as stock: $why; run 'tiering patch', then '$4'\" >&2",
-        stock_start("$2"),
-    )
-)
-
 
 def restore_command(*, system: bool) -> str:
     """It takes the patched server out of there."""
     command = "sudo tiering systemd install" if system else "tiering systemd install --user"
     return f"{command} --restore"
+
+
+def _go_script() -> str:
+    """$1: the patched program, $2: the installed one, $3: the SHA-256 that this had, $4: a cure."""
+    return "; ".join(
+        (
+            'if [ ! -x "$1" ]',
+            'then why="$1 is gone or may not be executed"',
+            'elif [ "$({ sha256sum < "$2"; } 2>/dev/null)" != "$3  -" ]',
+            'then why="$2 was updated or changed since the patched one took its place"',
+            'else exec "$1" serve',
+            "fi",
+            "echo \"tiering: Ollama starts as stock: $why; run 'tiering patch', then '$4'\" >&2",
+            stock_start("$2"),
+        )
+    )
 
 
 def drop_in(service: Service, unit: StockUnit, program_digest: str) -> str:
@@ -75,7 +76,7 @@ def _start(service: Service, unit: StockUnit, program_digest: str) -> Iterable[s
     assert service.binary is not None
     assert unit.program is not None
     cure = replace_command(system=service.system)
-    words = (_GO_SCRIPT, UNIT_NAME, service.binary, unit.program, program_digest, cure)
+    words = (_go_script(), UNIT_NAME, service.binary, unit.program, program_digest, cure)
     variables = go_variables(service)
     if ENV_CPU_ATTENTION in unit.environment:  # a person's choice
         del variables[ENV_CPU_ATTENTION]

@@ -85,10 +85,11 @@ def _require_one_command(unit: StockUnit, own: Path) -> None:
         )
     if unit.program is None:
         commands = unit.values("ExecStart")
-        what = f"{commands[0].file} starts `{commands[0].value}`" if commands else "nothing"
+        what = f"{UNIT_NAME} has {len(commands)} commands"
+        if len(commands) == 1:
+            what = f"{commands[0].file} starts `{commands[0].value}`"
         raise UsageError(
-            f"{what if len(commands) == 1 else f'{UNIT_NAME} has {len(commands)} commands'}, "
-            "and not `/…/ollama serve` alone",
+            f"{what}, and not `/…/ollama serve` alone",
             hint=f"make that its command (systemctl edit ollama), {_BESIDE}",
         )
 
