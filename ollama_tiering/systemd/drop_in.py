@@ -14,6 +14,7 @@ from ollama_tiering.config import ENV_CPU_ATTENTION
 from ollama_tiering.launch.service_unit import UNIT_NAME, replace_command
 from ollama_tiering.systemd.stock_unit import HEAD, StockUnit
 from ollama_tiering.systemd.units import (
+    ALL_PROGRAMS,
     SIDECAR_UNIT,
     Service,
     argument,
@@ -36,7 +37,7 @@ def _go_script() -> str:
         (
             'if [ ! -x "$1" ]',
             'then why="$1 is gone or may not be executed"',
-            'elif [ "$({ sha256sum < "$2"; } 2>/dev/null)" != "$3  -" ]',
+            f'elif [ "$({{ {ALL_PROGRAMS}; sha256sum < "$2"; }} 2>/dev/null)" != "$3  -" ]',
             'then why="$2 was updated or changed since the patched one took its place"',
             'else exec "$1" serve',
             "fi",

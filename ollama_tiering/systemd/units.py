@@ -200,6 +200,9 @@ def _start_limit(service: Service) -> Iterable[str]:
     return ["StartLimitIntervalSec=600", "StartLimitBurst=5"]
 
 
+# Of a script: what it asks is found whatever PATH a unit sets.
+ALL_PROGRAMS: Final = 'PATH="$PATH:/usr/bin:/bin"'
+
 # Without it a server removes, when it starts, what another one is just fetching into the same
 # models directory. With it the weights before an update of a model stay for ever.
 _NO_PRUNE: Final = "OLLAMA_NOPRUNE"
@@ -240,8 +243,8 @@ def _tree_script(service: Service) -> str:
     kept = f'; export {_NO_PRUNE}="${{{_NO_PRUNE}-1}}"' if service.shares_models else ""
     return "; ".join(
         (
-            'PYTHONPATH="$2" timeout -k 5 60 "$1" -P -m ollama_tiering.systemd.tree_start "$3" '
-            '"$4"',
+            f'({ALL_PROGRAMS}; PYTHONPATH="$2" exec timeout -k 5 60 "$1" -P -m '
+            'ollama_tiering.systemd.tree_start "$3" "$4")',
             "code=$?",
             "if [ $code = 0 ]",
             f'then export {ENV_ENGINE_SOCKET}="$6"{kept}',

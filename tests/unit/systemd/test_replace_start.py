@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -26,36 +25,36 @@ Environment="OLLAMA_MODELS=/srv/mo dels"
 """
 
 
-@dataclass
 class Place:
     """A service of this user on this machine, in a folder; `kind` is `go` or `tree`."""
 
-    root: Path
-    kind: str
-    stock: Path = field(init=False)
-    ours: Path = field(init=False)
-    binary: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.prefix = self.root / "pre fix"
-        self.units = self.root / "units"
-        if self.kind == "tree":
-            installed = fake_tree.installed(self.root / "installed")
-            self.stock = installed.program
-            self.binary = fake_tree.patched(self.root / "cache", installed, listed=True).binary
-            self.ours = self.prefix / "tree/bin/ollama"
-        else:
-            self.stock = self.root / "installed/bin/ollama"
-            self.binary = self.root / "src/ollama"
-            for file in (self.stock, self.binary):
-                file.parent.mkdir(parents=True)
-                fake.script(file, fake_tree.PROGRAM)
-            with self.binary.open("a") as source:
-                source.write("# patched\n")
-            self.ours = self.prefix / "bin/ollama"
+    def __init__(self, root: Path, kind: str) -> None:
+        self.root, self.kind = root, kind
         self.user = pwd.getpwuid(os.getuid()).pw_name
-        self.write(NAME, self.unit())
+        self.prefix, self.units = root / "pre fix", root / "units"
+        self.stock = root / "installed/bin/ollama"
+        self.lay()
+        self.ours = self.prefix / ("tree/bin/ollama" if kind == "tree" else "bin/ollama")
+        self.patch()
         self.write(f"{NAME}.d/override.conf", SETTINGS)
+
+    def lay(self) -> None:
+        """The stock Ollama and its unit."""
+        fake_tree.installed(self.stock.parents[1])
+        if self.kind == "go":
+            (self.stock.parents[1] / "lib/ollama/llama-server").unlink()
+        self.write(NAME, self.unit())
+
+    def patch(self) -> None:
+        """As `tiering patch` leaves it."""
+        if self.kind == "tree":
+            cache, found = self.root / "cache", fake.at(self.stock.parents[1])
+            shutil.rmtree(cache, ignore_errors=True)
+            self.binary = fake_tree.patched(cache, found, listed=True).binary
+        else:
+            self.binary = self.root / "src/ollama"
+            self.binary.parent.mkdir(exist_ok=True)
+            fake.script(self.binary, fake_tree.PROGRAM + "# patched\n")
 
     def unit(self) -> str:
         return (
@@ -155,9 +154,9 @@ def test_an_updated_ollama_is_started_as_stock_until_it_is_patched(place: Place)
     place.update()
     place.require_stock("was updated or changed since")
     assert "was updated or changed since" in place.why_stock()
-    if place.kind == "go":
-        place.install()
-        place.require_tiered()
+    place.patch()
+    place.install()
+    place.require_tiered()
 
 
 def test_an_update_with_another_program_of_the_same_name_is_seen(place: Place) -> None:
