@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ollama_tiering.config import ENV_CPU_ATTENTION
+from ollama_tiering.config import ENV_SOCKET
 from ollama_tiering.launch.service_unit import UNIT_NAME, replace_command
 from ollama_tiering.systemd.stock_unit import HEAD, StockUnit
 from ollama_tiering.systemd.units import (
@@ -78,9 +78,8 @@ def _start(service: Service, unit: StockUnit, program_digest: str) -> Iterable[s
     assert unit.program is not None
     cure = replace_command(system=service.system)
     words = (_go_script(), UNIT_NAME, service.binary, unit.program, program_digest, cure)
-    variables = go_variables(service)
-    if ENV_CPU_ATTENTION in unit.environment:  # a person's choice
-        del variables[ENV_CPU_ATTENTION]
+    ours = go_variables(service)
+    variables = {n: v for n, v in ours.items() if n == ENV_SOCKET or n not in unit.environment}
     return [
         "# The patched server, if it is made for what is installed now; else the installed one.",
         "ExecStart=/bin/sh -c " + " ".join(argument(word) for word in words),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.cli import systemd_lines
 from ollama_tiering.config import home
 from ollama_tiering.doctor import check_service
 from ollama_tiering.doctor.check import CheckState
@@ -484,6 +485,20 @@ def test_without_a_manager_now_is_refused_before_anything_is_written(
     with pytest.raises(ServiceError, match="no service manager runs here"):
         service.install(place.request, manager, dry_run=False, now=True)
     assert sorted(place.root.rglob("*")) == before
+
+
+def test_where_no_systemd_runs_it_is_said_what_to_run_where_one_does(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(managing, "_RUNNING", place.root / "nothing")
+    manager = Manager(user_mode=False, root=None)
+    plan_, outcome = service.install(place.request, manager, dry_run=False, now=False)
+    what = "next         no systemd runs here; where it does: systemctl daemon-reload; systemctl "
+    *_, last = systemd_lines.what_is_next(plan_, outcome, manager, now=False)
+    assert last == f"{what}restart ollama-tiering.service ollama.service"
+    service.restore(place.request, manager, dry_run=False)
+    *_, last = systemd_lines.after_restore(manager)
+    assert last == f"{what}restart ollama.service"
 
 
 def test_whoever_may_not_write_is_told_first(

@@ -196,10 +196,14 @@ def test_an_ollama_that_an_update_put_elsewhere_is_found(
 
 
 @pytest.mark.parametrize("place", ["go"], indirect=True)
-def test_a_choice_of_theirs_about_our_kernels_counts(place: Place) -> None:
-    place.write(f"{NAME}.d/override.conf", "[Service]\nEnvironment=OLLAMA_CPU_ATTENTION=stock\n")
+def test_a_choice_of_theirs_about_our_part_counts(place: Place) -> None:
+    chosen = "OLLAMA_CPU_ATTENTION=stock OLLAMA_KV_TIERING=0 OLLAMA_KV_TIER_SOCKET=/elsewhere"
+    place.write(f"{NAME}.d/override.conf", f"[Service]\nEnvironment={chosen}\n")
     place.install()
-    assert place.require_tiered().environment["OLLAMA_CPU_ATTENTION"] == "stock"
+    environment = place.require_tiered().environment
+    assert environment["OLLAMA_CPU_ATTENTION"] == "stock"
+    assert environment["OLLAMA_KV_TIERING"] == "0"
+    assert environment["OLLAMA_KV_TIER_SOCKET"] == "/run/ollama-tiering/sidecar.sock"
 
 
 def test_the_servers_runners_are_not_killed_before_they_have_stored(place: Place) -> None:
