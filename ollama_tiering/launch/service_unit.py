@@ -13,7 +13,12 @@ UNIT_NAME: Final = "ollama.service"  # of Ollama's installer and of distribution
 DROP_IN: Final = Path(f"{UNIT_NAME}.d") / "tiering.conf"  # ours, in a folder of units
 _PROCESSES: Final = Path("/proc")
 _USER_MANAGER: Final = "user@"
-_PLACES: Final = (SYSTEM_UNITS, Path("/usr/lib/systemd/system"), Path("/lib/systemd/system"))
+_PLACES: Final = (
+    SYSTEM_UNITS,
+    Path("/usr/local/lib/systemd/system"),
+    Path("/usr/lib/systemd/system"),
+    Path("/lib/systemd/system"),
+)
 
 
 def stop_command(pid: int, processes: Path = _PROCESSES) -> str:
