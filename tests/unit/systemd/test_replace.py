@@ -19,6 +19,7 @@ from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.systemd import access, in_place, plan, replaced, service
 from ollama_tiering.systemd import manager as managing
 from ollama_tiering.systemd.manager import Manager
+from ollama_tiering.systemd.manifest import Installed, NewFile
 from ollama_tiering.systemd.plan import InstallRequest
 from tests.unit.systemd.conftest import Machine
 from tests.unit.systemd.test_install import FakeSystemctl
@@ -207,6 +208,18 @@ def test_a_drop_in_that_is_read_after_ours_may_not_set_the_command(machine: Mach
     assert f"{FOLDER}/zz.conf sets ExecStart=, and is read after {DROP_IN}" in refused(machine)
     late.write_text("[Service]\nEnvironment=A=1\n")
     replace(machine)
+
+
+def test_drop_ins_are_read_in_the_order_of_their_names(machine: Machine) -> None:
+    """Wherever they lie; of two with one name that in /etc counts."""
+    other = "[Service]\nExecStart=\nExecStart=/bin/other serve\n"
+    distribution = f"/usr/lib/systemd/system/{Path(FOLDER).name}"
+    machine.write(f"{distribution}/10-a.conf", other)
+    machine.write(f"{distribution}/30-c.conf", other)
+    machine.write(f"{FOLDER}/30-c.conf", "")
+    machine.write(f"{FOLDER}/20-b.conf", other.replace("/bin/other", "/usr/local/bin/ollama"))
+    replace(machine)
+    assert machine.document("status")["replaces"]["why_stock"] == ""
 
 
 @pytest.mark.parametrize(
@@ -412,6 +425,26 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSystemctl:
     folder = tmp_path / "systemctl"
     folder.mkdir()
     return FakeSystemctl(folder, monkeypatch)
+
+
+def test_an_install_that_is_cut_off_leaves_the_service_its_own_server(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drop-in is written last: what it starts is there."""
+    write = Installed._write
+
+    def cut_off(self: Installed, file: NewFile, digest: str) -> None:
+        if place.prefix / "manifest.json" != file.path and place.prefix in file.path.parents:
+            raise OSError(28, "No space left on device")
+        write(self, file, digest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Installed, "_write", cut_off)
+        with pytest.raises(OSError, match="No space"):
+            place.install()
+    assert place.service.command() == [str(place.stock), "serve"]
+    place.install()
+    place.require_tiered()
 
 
 RESTART = "restart ollama-tiering.service ollama.service"
