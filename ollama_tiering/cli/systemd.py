@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ollama_tiering.cli import CONTEXT_SETTINGS, NamedPath
+from ollama_tiering.cli import CONTEXT_SETTINGS, NamedPath, systemd_lines
 
 if TYPE_CHECKING:
-    from ollama_tiering.systemd.plan import InstallPlan, InstallRequest
+    from ollama_tiering.systemd.plan import InstallRequest
     from ollama_tiering.systemd.service import InstallOutcome
 
 _PATH = NamedPath(path_type=Path)
@@ -68,7 +68,19 @@ def systemd() -> None:
     "--models", type=_PATH, help="Directory of the models.  [default: as before, else Ollama's own]"
 )
 @click.option("--sidecar-only", is_flag=True, help="Install the sidecar only, and no server.")
-@click.option("--now", is_flag=True, help="Also enable and start the services.")
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Put the server in the place of that of ollama.service, by one drop-in of that unit.",
+)
+@click.option(
+    "--restore",
+    is_flag=True,
+    help="Delete that drop-in, and have ollama.service start its own server again.",
+)
+@click.option(
+    "--now", is_flag=True, help="Also enable and start the services, or restart ollama.service."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and write nothing.")
 def install(
     user_mode: bool,
@@ -79,6 +91,8 @@ def install(
     host: str | None,
     models: Path | None,
     sidecar_only: bool,
+    replace: bool,
+    restore: bool,
     now: bool,
     dry_run: bool,
     as_json: bool,
@@ -91,13 +105,27 @@ def install(
 
     A second run replaces what the first one wrote, and keeps its user, host and models where it
     names no others. A file that somebody changed is never overwritten: the error names it, nothing
-    is written, and the exit code is 9.
+    is written, and the exit code is 9. For a user who may not write there it is 2.
+
+    With --replace there is no unit of our own for the server: ollama.service starts it, whose unit,
+    user, port, models and settings stay as they are. An update of Ollama leaves the drop-in where
+    it is, and is served as stock until --replace is repeated.
     """
+    from ollama_tiering.errors import UsageError
     from ollama_tiering.launch.address import parse_address
     from ollama_tiering.systemd import service
     from ollama_tiering.systemd.choice import usual_binary
     from ollama_tiering.systemd.manager import Manager
 
+    if restore and (replace or sidecar_only or run_as or binary or host or models or now):
+        raise UsageError(
+            "--restore installs nothing", hint="give it without the options of an install"
+        )
+    if restore:
+        _restore(_request(user_mode, prefix, root), dry_run=dry_run, as_json=as_json)
+        return
+    if not dry_run:  # said first: much else may be missing, too
+        service.require_permitted(_request(user_mode, prefix, root))
     request = _request(
         user_mode,
         prefix,
@@ -106,6 +134,7 @@ def install(
         binary=None if sidecar_only else binary.absolute() if binary else usual_binary(),
         models=models.absolute() if models else None,
         address=parse_address(host) if host else None,
+        replaces=replace,
     )
     manager = Manager(user_mode=user_mode, root=request.root)
     plan, outcome = service.install(request, manager, dry_run=dry_run, now=now)
@@ -113,10 +142,31 @@ def install(
         click.echo(json.dumps(_document(outcome, dry_run) | {"socket": str(plan.service.socket)}))
         return
     lines = [
-        *_changes(outcome, written="would write" if dry_run else "wrote"),
-        *_stock(outcome),
-        *(f"{'beware':<12} {why}" for why in (outcome.rival, outcome.changeable) if why),
-        *_next(plan, manager, now=now),
+        *systemd_lines.changes(outcome, written="would write" if dry_run else "wrote"),
+        *systemd_lines.stock_digests(outcome),
+        *(f"{'beware':<12} {why}" for why in systemd_lines.warnings(outcome)),
+        *systemd_lines.what_is_next(plan, outcome, manager, now=now),
+    ]
+    click.echo("\n".join(lines))
+
+
+def _restore(request: InstallRequest, *, dry_run: bool, as_json: bool) -> None:
+    from ollama_tiering.systemd import service
+    from ollama_tiering.systemd.manager import Manager
+
+    manager = Manager(user_mode=request.user_mode, root=request.root)
+    outcome = service.restore(request, manager, dry_run=dry_run)
+    if as_json:
+        empty: dict[str, Any] = {"installed": False}
+        click.echo(json.dumps(_document(outcome, dry_run) if outcome else empty))
+        return
+    if outcome is None:
+        click.echo("nothing is in the place of ollama.service")
+        return
+    lines = [
+        *systemd_lines.changes(outcome, removed="would remove" if dry_run else "removed"),
+        *systemd_lines.stock_digests(outcome),
+        *systemd_lines.after_restore(manager),
     ]
     click.echo("\n".join(lines))
 
@@ -145,8 +195,8 @@ def uninstall(
         click.echo(f"nothing is installed in {request.place}")
         return
     lines = [
-        *_changes(outcome, removed="would remove" if dry_run else "removed"),
-        *_stock(outcome),
+        *systemd_lines.changes(outcome, removed="would remove" if dry_run else "removed"),
+        *systemd_lines.stock_digests(outcome),
         *(f"{'left':<12} {path}: stored blocks" for path in service.data_left(request)),
     ]
     click.echo("\n".join(lines))
@@ -169,7 +219,10 @@ def status(user_mode: bool, prefix: Path | None, root: Path | None, as_json: boo
         click.echo(f"nothing is installed in {request.place}")
     for name, unit in found["units"].items():
         click.echo(f"{unit['state'] or 'not asked':<12} {name}")
-    if (tree := found["tree"]) is not None:
+    replaces = found["replaces"]
+    if replaces:
+        click.echo(f"{'in place of':<12} ollama.service, by {replaces['drop_in']}")
+    if (tree := replaces or found["tree"]) is not None:
         stock = f"as stock: {tree['why_stock']}; {tree['cure']}"
         click.echo(f"{'next start':<12} {stock if tree['why_stock'] else 'tiered'}")
     if found["rival"]:
@@ -196,43 +249,3 @@ def _request(
 
 def _document(outcome: InstallOutcome, dry_run: bool) -> dict[str, Any]:
     return {"installed": True, "dry_run": dry_run, **asdict(outcome)}
-
-
-def _changes(
-    outcome: InstallOutcome, *, written: str = "wrote", removed: str = "removed"
-) -> Iterator[str]:
-    changes = outcome.changes
-    for word, paths in (
-        (written, changes.written),
-        ("unchanged", changes.same),
-        (removed, [*changes.removed, *outcome.links_removed]),
-        ("kept", [f"{path}: changed since it was written" for path in changes.kept]),
-        ("was gone", changes.missing),
-    ):
-        for path in paths:
-            yield f"{word:<12} {path}"
-
-
-def _stock(outcome: InstallOutcome) -> Iterator[str]:
-    if not outcome.stock_before:
-        yield f"{'stock':<12} no stock Ollama found"
-    for path, before in outcome.stock_before.items():
-        after = outcome.stock_after[path]
-        yield f"{'stock':<12} {path}"
-        yield f"{'':<12}   before {before}"
-        yield f"{'':<12}   after  {after}"
-
-
-def _next(plan: InstallPlan, manager: Any, *, now: bool) -> Iterator[str]:
-    service = plan.service
-    if service.tree:
-        yield f"{'tiered':<12} {service.tree.stock}, {service.tree.version}"
-    if service.binary:
-        yield f"{'server':<12} http://{service.address}"
-    yield f"{'look':<12} tiering status --socket {_as_path(service.socket)}"
-    if not now:
-        yield f"{'next':<12} {manager.command('enable', '--now', *plan.units)}"
-
-
-def _as_path(socket: Path) -> str:
-    return str(socket).replace("%t", "$XDG_RUNTIME_DIR", 1)

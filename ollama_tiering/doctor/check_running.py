@@ -14,10 +14,10 @@ from ollama_tiering.config.environment import ENV_PAGED
 from ollama_tiering.doctor.check import Check, fail, ok, warn
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import block_service, build_watch
-from ollama_tiering.launch.address import Address, address_of
+from ollama_tiering.launch.address import Address, Occupant, address_of, who_listens
 from ollama_tiering.launch.names import first_names, models_dirs, shown
 from ollama_tiering.launch.record import records, running
-from ollama_tiering.launch.service_unit import stop_command
+from ollama_tiering.launch.service_unit import UNIT_NAME, has_drop_in, stop_command
 from ollama_tiering.launch.up import require_free
 from ollama_tiering.protocol import cache_memory
 from ollama_tiering.protocol.pb import administration_pb2 as adm
@@ -93,6 +93,11 @@ def _port(address: Address) -> Check:
     name = f"port {address.port}"
     if record := running(address):
         return ok(name, f"`tiering up` serves there (process {record.pid})")
+    found = who_listens(address)
+    if found.occupant is Occupant.OLLAMA and has_drop_in(found.pid):
+        return ok(
+            name, f"Ollama {found.detail} of {UNIT_NAME} listens there, which has our drop-in"
+        )
     try:
         require_free(address)
     except ServiceError as error:

@@ -21,7 +21,13 @@ from ollama_tiering.launch.news import RunnerNews
 from ollama_tiering.launch.process import rotate
 from ollama_tiering.launch.record import HeldRecord, UpRecord, records
 from ollama_tiering.launch.servers import Servers
-from ollama_tiering.launch.service_unit import SYSTEM_UNITS, stop_command
+from ollama_tiering.launch.service_unit import (
+    SYSTEM_UNITS,
+    has_system_unit,
+    stop_command,
+    unit_name,
+    way_in,
+)
 from ollama_tiering.launch.supervise import Interrupts, Pair
 from ollama_tiering.launch.unharmed import unharmed
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
@@ -82,11 +88,13 @@ def require_free(address: Address) -> None:
     if found.occupant is Occupant.NOBODY:
         return
     other = f"run beside it: tiering up --host {beside(address)}"
-    by = f" (process {found.pid})" if found.pid else ""
+    unit = f", {name}" if found.pid and (name := unit_name(found.pid)) else ""
+    by = f" (process {found.pid}{unit})" if found.pid else ""
     if found.occupant is Occupant.OLLAMA:
+        instead = f"; or {way}" if (way := way_in(found.pid)) else ""
         raise ServiceError(
             f"another Ollama {found.detail} listens on {address} already{by}",
-            hint=f"stop it ({_how_to_stop(found)}), or {other}",
+            hint=f"stop it ({_how_to_stop(found)}), or {other}{instead}",
         )
     name = f", {found.detail}" if found.detail else ""
     raise ServiceError(
@@ -99,7 +107,7 @@ def _how_to_stop(found: Found) -> str:
     """By its unit, if it runs in one. This user may not be allowed to see whose process it is."""
     if found.pid and (command := stop_command(found.pid)):
         return command
-    if not found.pid and (SYSTEM_UNITS / "ollama.service").exists():
+    if not found.pid and ((SYSTEM_UNITS / "ollama.service").exists() or has_system_unit()):
         return "sudo systemctl stop ollama"
     return f"kill {found.pid}" if found.pid else "quit the app, or end `ollama serve`"
 

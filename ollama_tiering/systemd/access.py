@@ -9,9 +9,12 @@ import os
 import pwd
 import stat
 from pathlib import Path
+from typing import Final
 
 from ollama_tiering.errors import UsageError
 from ollama_tiering.systemd.trust import foreign
+
+HOMES: Final = (Path("/home"), Path("/root"), Path("/run/user"))  # what ProtectHome= hides
 
 
 def require_reachable(account: pwd.struct_passwd, *paths: Path, cure: str) -> None:

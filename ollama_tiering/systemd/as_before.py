@@ -12,13 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from ollama_tiering.launch.address import parse_address
+from ollama_tiering.systemd import replaced
 from ollama_tiering.systemd.manifest import Installed, InstallManifest
 from ollama_tiering.systemd.plan import InstallRequest
 from ollama_tiering.systemd.units import SERVER_UNIT, SIDECAR_UNIT, variable_in
 
 
 def as_before(request: InstallRequest) -> InstallRequest:
-    """The request, with what the installed units say wherever it says nothing."""
+    """The request, with what the installed units say wherever it says nothing. What is in the place
+    of `ollama.service` stays there, and that unit says the rest.
+    """
+    if request.replaces or replaced.path_in(request, _manifest(request)):
+        return replace(request, replaces=True)
     text = "\n".join(_units(request))
     host, models = variable_in(text, "OLLAMA_HOST"), variable_in(text, "OLLAMA_MODELS")
     user = re.search(r"^User=(\S+)$", text, re.MULTILINE)
@@ -32,10 +37,13 @@ def as_before(request: InstallRequest) -> InstallRequest:
 
 def _units(request: InstallRequest) -> Iterator[str]:
     """Those that install wrote; it refuses to replace one that was changed since."""
-    installed = Installed(request.place, request.root)
-    manifest = installed.load() or InstallManifest()
+    installed, manifest = Installed(request.place, request.root), _manifest(request)
     for name in (SIDECAR_UNIT, SERVER_UNIT):
         path = str(request.unit_directory / name)
         wanted = manifest.files.get(path, "")
         if wanted and installed.state(path, wanted) == "same":
             yield installed.at(path).read_text(encoding="utf-8")
+
+
+def _manifest(request: InstallRequest) -> InstallManifest:
+    return Installed(request.place, request.root).load() or InstallManifest()

@@ -21,19 +21,32 @@ class Manager:
 
     def __init__(self, *, user_mode: bool, root: Path | None) -> None:
         self._mode = ("--user",) if user_mode else ()
+        self.other_root = root is not None
         self.present = root is None and _RUNNING.is_dir() and shutil.which("systemctl") is not None
 
     def reload(self) -> None:
         if self.present:
             self._ask("daemon-reload")
 
-    def start(self, units: Sequence[str]) -> None:
+    def require_present(self) -> None:
         if not self.present:
             raise ServiceError(
                 "no service manager runs here",
                 hint="install without --now, and start the services later",
             )
+
+    def start(self, units: Sequence[str]) -> None:
+        self.require_present()
         self._ask("enable", "--now", *units)
+
+    def restart(self, units: Sequence[str]) -> None:
+        """Also starts those that do not run."""
+        self.require_present()
+        self._ask("restart", *units)
+
+    def wanted(self, unit: str) -> bool:
+        """Whether it runs, or failed to: nobody has stopped it."""
+        return self.state(unit) in (*_ALIVE, "failed")
 
     def stop(self, units: Sequence[str]) -> None:
         """Also for units that were never started, or whose file is gone."""

@@ -170,6 +170,20 @@ class Installed:
                     self.at(directory).rmdir()
         return changes
 
+    def take_back(self, path: str) -> None:
+        """Removes one file, which is as install wrote it, and the folders that install made for it
+        and that are empty now.
+        """
+        manifest = self.load() or InstallManifest()
+        self.at(path).unlink(missing_ok=True)
+        manifest.files.pop(path, None)
+        for directory in reversed(manifest.directories[:]):
+            if Path(path).is_relative_to(directory):
+                with contextlib.suppress(OSError):  # not empty: somebody else's things are in it
+                    self.at(directory).rmdir()
+                    manifest.directories.remove(directory)
+        self._save(manifest)
+
     def _take_away(self, files: dict[str, str], changes: Changes, *, dry_run: bool) -> None:
         for path, wanted in files.items():
             state = self.state(path, wanted)

@@ -12,7 +12,7 @@ import os
 import pwd
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,9 +20,11 @@ import ollama_tiering
 from ollama_tiering import config
 from ollama_tiering.errors import UsageError
 from ollama_tiering.launch.address import Address
+from ollama_tiering.launch.service_unit import DROP_IN
 from ollama_tiering.patchset.llama_server import installation, links
 from ollama_tiering.sidecar.engine import listener
-from ollama_tiering.systemd import access, server_files, stock
+from ollama_tiering.systemd import access, in_place, server_files, stock
+from ollama_tiering.systemd.drop_in import drop_in
 from ollama_tiering.systemd.manifest import NewFile
 from ollama_tiering.systemd.tree_start import TREE
 from ollama_tiering.systemd.units import (
@@ -39,7 +41,6 @@ DEFAULT_USER: Final = "ollama"  # whom upstream's own installer makes
 _SYSTEM_UNITS: Final = Path("/etc/systemd/system")
 _SYSTEM_PREFIX: Final = Path("/opt/ollama-tiering")
 _SYSTEM_CONFIG: Final = Path("/etc") / config.APP_NAME / "config.toml"
-_HOMES: Final = (Path("/home"), Path("/root"), Path("/run/user"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class InstallRequest:
     binary: Path | None = None  # None: no server, the sidecar only
     models: Path | None = None
     address: Address | None = None
+    replaces: bool = False  # the server of `ollama.service`, whose unit stays
 
     @property
     def unit_directory(self) -> Path:
@@ -78,21 +80,32 @@ class InstallPlan:
     units: tuple[str, ...]
     stock: dict[str, str]
     changeable: str = ""  # who could change what the services import, and the cure
+    replaced: dict[str, str] = field(default_factory=dict)  # program -> SHA-256
 
 
 def make_plan(request: InstallRequest) -> InstallPlan:
     """UsageError if the installation could not work."""
     found = stock.digests(request.root, request.unit_directory)
+    theirs = in_place.unit_of(request) if request.replaces else None
+    if theirs:
+        request = in_place.adopted(request, theirs)
     account = _account(request)
     service = _service(request, account, found)
     files = [_unit(request, SIDECAR_UNIT, sidecar_unit(service))]
     units = [SIDECAR_UNIT]
-    if request.binary is not None:
+    replaced: dict[str, str] = {}
+    if theirs and request.binary is not None:
+        service = replace(service, shares_models=False)
+        service, engine = _with_server(request, request.binary, account, service)
+        service, replaced = in_place.fitted(request, service, theirs, account)
+        text = drop_in(service, theirs, *replaced.values())
+        files += [*engine, _unit(request, str(DROP_IN), text)]  # the last: it needs the others
+    elif request.binary is not None:
         service, engine = _with_server(request, request.binary, account, service)
         files += [_unit(request, SERVER_UNIT, server_unit(service)), *engine]
         units.append(SERVER_UNIT)
     changeable = _changeable(account) if account and not request.root else ""
-    return InstallPlan(service, tuple(files), tuple(units), found, changeable)
+    return InstallPlan(service, tuple(files), tuple(units), found, changeable, replaced)
 
 
 def _changeable(account: pwd.struct_passwd) -> str:
@@ -165,7 +178,7 @@ def _service(
         run_as=name,
         group=None,
         writable=writable,
-        home_is_needed=any(path.is_relative_to(home) for path in read for home in _HOMES),
+        home_is_needed=any(path.is_relative_to(home) for path in read for home in access.HOMES),
         binary=None,
         address=str(request.address or beside),
         models=request.models,

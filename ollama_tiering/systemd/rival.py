@@ -14,7 +14,8 @@ from typing import Final
 
 from ollama_tiering.errors import UsageError
 from ollama_tiering.launch.address import Address, parse_address
-from ollama_tiering.systemd.stock import UNIT_DIRECTORIES, UNIT_NAME
+from ollama_tiering.launch.service_unit import UNIT_NAME
+from ollama_tiering.systemd.stock import UNIT_DIRECTORIES
 from ollama_tiering.systemd.units import variable_in
 
 _HOST: Final = re.compile(r"^Environment=.*?\bOLLAMA_HOST=([^\"'\s]+)", re.MULTILINE)
@@ -27,8 +28,7 @@ def rival(root: Path | None, user_units: Path, address: str) -> str:
     """
     folders = [*map(Path, UNIT_DIRECTORIES), user_units]
     for folder in folders:
-        here = root / folder.relative_to("/") if root else folder
-        if any((by / UNIT_NAME).is_symlink() for kind in _ENABLED for by in here.glob(kind)):
+        if is_enabled(root, folder):
             texts = [text for one in folders for text in _texts(one, root)]
             if _address(texts).port == parse_address(address).port:
                 is_own = folder.name == "user"  # …/systemd/user, of a user's own manager
@@ -39,6 +39,12 @@ def rival(root: Path | None, user_units: Path, address: str) -> str:
                     + (command if is_own else f"sudo {command}")
                 )
     return ""
+
+
+def is_enabled(root: Path | None, folder: Path) -> bool:
+    """Whether a folder of units has it started with the machine, or at a login."""
+    here = root / folder.relative_to("/") if root else folder
+    return any((by / UNIT_NAME).is_symlink() for kind in _ENABLED for by in here.glob(kind))
 
 
 def address_in(unit: Path) -> str:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.errors import ResultDiffers
+from ollama_tiering.launch.address import parse_address
+from ollama_tiering.launch.service_unit import DROP_IN, UNIT_NAME
 from ollama_tiering.patchset.llama_server.link_tree import RECORD
 from ollama_tiering.store import ram_place
-from ollama_tiering.systemd import access, rival, stock, tree_start
+from ollama_tiering.systemd import access, replaced, rival, stock, tree_start
 from ollama_tiering.systemd.as_before import as_before
 from ollama_tiering.systemd.manager import Manager
 from ollama_tiering.systemd.manifest import Changes, Installed, InstallManifest
@@ -28,6 +30,8 @@ class InstallOutcome:
     links_removed: list[str] = field(default_factory=list)
     rival: str = ""  # what would take the server's port, and the cure
     changeable: str = ""  # who else could change what the services import, and the cure
+    drop_in: str = ""  # ours, where the server is in the place of that of `ollama.service`
+    not_enabled: str = ""  # that unit, and the cure
 
 
 def install(
@@ -37,10 +41,12 @@ def install(
     plan = make_plan(request)
     installed = Installed(request.place, request.root)
     if not dry_run:
-        access.require_writable(installed.at(request.unit_directory), installed.at(request.place))
+        require_permitted(request)
+        if now:
+            manager.require_present()
     old = installed.load() or InstallManifest()
     before = plan.stock
-    wanted = InstallManifest(units=list(plan.units), stock=before)
+    wanted = InstallManifest(units=list(plan.units), stock=before | plan.replaced)
     left_out = [unit for unit in old.units if unit not in plan.units]
     if left_out and not dry_run:  # must not go on without its file
         installed.install(plan.files, wanted, dry_run=True)
@@ -48,7 +54,9 @@ def install(
     changes = installed.install(plan.files, wanted, dry_run=dry_run)
     if not dry_run:
         manager.reload()
-        if now:
+        if now and plan.replaced:
+            replaced.start(request, manager, parse_address(plan.service.address))
+        elif now:
             manager.start(plan.units)
     after = stock.digests(request.root, request.unit_directory)
     _require_same(before, after)
@@ -56,7 +64,37 @@ def install(
     outcome = InstallOutcome(changes, list(plan.units), before, after, before)
     outcome.rival = taken if SERVER_UNIT in plan.units else ""
     outcome.changeable = plan.changeable
+    if plan.replaced:
+        outcome.drop_in = str(request.unit_directory / DROP_IN)
+        outcome.not_enabled = _not_enabled(request)
     return plan, outcome
+
+
+def require_permitted(request: InstallRequest) -> None:
+    """UsageError if this user may not write where install writes."""
+    at = Installed(request.place, request.root).at
+    access.require_writable(at(request.unit_directory), at(request.place))
+
+
+def _not_enabled(request: InstallRequest) -> str:
+    folders = (*map(Path, stock.UNIT_DIRECTORIES), request.unit_directory)
+    if any(rival.is_enabled(request.root, folder) for folder in folders):
+        return ""
+    command = (
+        "systemctl --user enable ollama" if request.user_mode else "sudo systemctl enable ollama"
+    )
+    return f"{UNIT_NAME} is not enabled, so after the next restart nothing serves: {command}"
+
+
+def restore(request: InstallRequest, manager: Manager, *, dry_run: bool) -> InstallOutcome | None:
+    """None where nothing is in the place of `ollama.service`."""
+    if not dry_run:
+        require_permitted(request)
+    before = stock.digests(request.root, request.unit_directory)
+    path = replaced.restore(request, manager, dry_run=dry_run)
+    after = stock.digests(request.root, request.unit_directory)
+    _require_same(before, after)
+    return InstallOutcome(Changes(removed=[path]), [], before, after, before) if path else None
 
 
 def uninstall(request: InstallRequest, manager: Manager, *, dry_run: bool) -> InstallOutcome | None:
@@ -66,10 +104,15 @@ def uninstall(request: InstallRequest, manager: Manager, *, dry_run: bool) -> In
     if manifest is None:
         return None
     before = stock.digests(request.root, request.unit_directory)
+    given_back = ""
     if not dry_run:
-        access.require_writable(installed.at(request.unit_directory), installed.at(request.place))
+        require_permitted(request)
+        path = replaced.path_in(request, manifest)
+        if path and installed.state(path, manifest.files[path]) != "changed":
+            given_back = replaced.restore(request, manager, dry_run=False)  # before its server goes
         manager.stop(manifest.units)
     changes = installed.uninstall(dry_run=dry_run)
+    changes.removed += [given_back] if given_back else []
     links = [] if dry_run else _remove_enablement(request, installed, manifest)
     if not dry_run:
         manager.reload()
@@ -90,6 +133,7 @@ def look(request: InstallRequest, manager: Manager) -> dict[str, object]:
         "prefix": str(request.place),
         "tree": tree_of(request),
         "rival": rival_of(request),
+        "replaces": replaced.found(request),
         "units": {
             unit: {
                 "file": str(request.unit_directory / unit),

@@ -1,5 +1,5 @@
-"""An installed stock Ollama: its binary, its unit and that unit's drop-ins. They are read, never
-written.
+"""An installed stock Ollama: its binary, its unit and that unit's drop-ins, without ours. They are
+read, never written.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from ollama_tiering.launch.service_unit import UNIT_NAME
 from ollama_tiering.systemd.manifest import file_digest
+from ollama_tiering.systemd.stock_unit import is_ours
 
-UNIT_NAME: Final = "ollama.service"
-_BINARIES: Final = ("/usr/local/bin/ollama", "/usr/bin/ollama", "/bin/ollama")
+PROGRAMS: Final = ("/usr/local/bin/ollama", "/usr/bin/ollama", "/bin/ollama")
 UNIT_DIRECTORIES: Final = (
     "/etc/systemd/system",
     "/usr/local/lib/systemd/system",
@@ -29,7 +30,7 @@ def digests(root: Path | None, user_units: Path) -> dict[str, str]:
         here = root / path.relative_to("/") if root else path
         try:
             info = here.stat()
-            if here.is_file() and (info.st_dev, info.st_ino) not in seen:
+            if here.is_file() and not is_ours(here) and (info.st_dev, info.st_ino) not in seen:
                 found[str(path)] = file_digest(here)
                 seen.add((info.st_dev, info.st_ino))  # /bin is /usr/bin
         except OSError:  # not there, or not ours to read: then not ours to write either
@@ -42,7 +43,7 @@ def has_unit(found: dict[str, str]) -> bool:
 
 
 def _candidates(root: Path | None, user_units: Path) -> Iterator[Path]:
-    yield from map(Path, _BINARIES)
+    yield from map(Path, PROGRAMS)
     for directory in (*map(Path, UNIT_DIRECTORIES), user_units):
         yield directory / UNIT_NAME
         drop_ins = directory / f"{UNIT_NAME}.d"

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.config import MIB
+from ollama_tiering.config import ENV_CPU_ATTENTION, ENV_ENABLE, ENV_SOCKET, MIB
 from ollama_tiering.config.environment import ENV_ENGINE_SOCKET
 from ollama_tiering.config.memory_limit import UNIT_HEADROOM_BYTES
 from ollama_tiering.errors import UsageError
 from ollama_tiering.patchset.llama_server import links
+from ollama_tiering.systemd.stock import PROGRAMS
 from ollama_tiering.systemd.tree_start import OWN, SAID_WHY, SHARED, TREE
 
 SIDECAR_UNIT: Final = "ollama-tiering.service"
@@ -80,13 +81,13 @@ def sidecar_unit(service: Service) -> str:
         f"ExecStart={argument(service.python)} -m ollama_tiering sidecar "
         f"--socket {argument(service.socket)}",
         "ExecReload=/bin/kill -HUP $MAINPID",
-        *_environment(
+        *environment(
             PYTHONPATH=str(service.package_parent),
             PYTHONUNBUFFERED="1",
             PYTHONFAULTHANDLER="1",  # what every thread did when the watchdog struck
         ),
         # For the names of models, which rules in config.toml go by.
-        *(_environment(OLLAMA_MODELS=str(service.models)) if service.models else ()),
+        *(environment(OLLAMA_MODELS=str(service.models)) if service.models else ()),
         f"WatchdogSec={_WATCHDOG_SECONDS}",
         f"TimeoutStartSec={_START_SECONDS}",
         f"TimeoutStopSec={_STOP_SECONDS}",
@@ -127,8 +128,8 @@ def _locked_in(service: Service) -> list[str]:
     return [
         "",
         *_user(service),
-        *_environment(XDG_CONFIG_HOME="/etc", XDG_DATA_HOME="%S", XDG_STATE_HOME="%S"),
-        *_environment(XDG_RUNTIME_DIR="%t"),
+        *environment(XDG_CONFIG_HOME="/etc", XDG_DATA_HOME="%S", XDG_STATE_HOME="%S"),
+        *environment(XDG_RUNTIME_DIR="%t"),
         f"RuntimeDirectory={DIRECTORY}",
         "RuntimeDirectoryMode=0700",
         "RuntimeDirectoryPreserve=restart",
@@ -169,9 +170,9 @@ def server_unit(service: Service) -> str:
         *_start_limit(service),
         "",
         "[Service]",
-        *(_tree_start(service, service.tree) if service.tree else _go_start(service)),
-        *_environment(OLLAMA_HOST=service.address),
-        *(_environment(OLLAMA_MODELS=str(service.models)) if service.models else ()),
+        *_start(service),
+        *environment(OLLAMA_HOST=service.address),
+        *(environment(OLLAMA_MODELS=str(service.models)) if service.models else ()),
         "# Only the server is told to stop: it ends its runners, after they stored their K/V.",
         "KillMode=mixed",
         f"TimeoutStopSec={_STOP_SECONDS}",
@@ -184,6 +185,12 @@ def server_unit(service: Service) -> str:
     return _text([*lines, "", *_install(service)])
 
 
+def _start(service: Service) -> Iterable[str]:
+    if service.tree:
+        return [*tree_start(service, service.tree, SERVER_UNIT), "SyslogIdentifier=ollama"]
+    return _go_start(service)
+
+
 def _start_limit(service: Service) -> Iterable[str]:
     """It takes the place of an installed one, whose own unit never gives up: an update takes
     minutes in which no start succeeds.
@@ -193,6 +200,9 @@ def _start_limit(service: Service) -> Iterable[str]:
     return ["StartLimitIntervalSec=600", "StartLimitBurst=5"]
 
 
+# Of a script: what it asks is found whatever PATH a unit sets.
+ALL_PROGRAMS: Final = 'PATH="$PATH:/usr/bin:/bin"'
+
 # Without it a server removes, when it starts, what another one is just fetching into the same
 # models directory. With it the weights before an update of a model stay for ever.
 _NO_PRUNE: Final = "OLLAMA_NOPRUNE"
@@ -201,12 +211,28 @@ _NO_PRUNE: Final = "OLLAMA_NOPRUNE"
 def _go_start(service: Service) -> Iterable[str]:
     assert service.binary is not None
     if service.shares_models:
-        yield from _environment(**{_NO_PRUNE: "1"})
+        yield from environment(**{_NO_PRUNE: "1"})
     yield f"ExecStart={argument(service.binary)} serve"
-    yield from _environment(
-        OLLAMA_KV_TIERING="1",
-        OLLAMA_KV_TIER_SOCKET=str(service.socket),
-        OLLAMA_CPU_ATTENTION=service.cpu_attention,
+    yield from environment(**go_variables(service))
+
+
+def go_variables(service: Service) -> dict[str, str]:
+    """What makes a server with the Go engine a tiered one."""
+    return {
+        ENV_ENABLE: "1",
+        ENV_SOCKET: str(service.socket),
+        ENV_CPU_ATTENTION: service.cpu_attention,
+    }
+
+
+def stock_start(word: str) -> str:
+    """The part of a script that starts the installed Ollama, whose path is in `word`; where an
+    update has put it into another usual place, that one.
+    """
+    usual = " ".join(PROGRAMS)
+    return (
+        f'for stock in "{word}" {usual}; do if [ -x "$stock" ]; then exec "$stock" serve; fi; '
+        f'done; exec "{word}" serve'
     )
 
 
@@ -217,8 +243,8 @@ def _tree_script(service: Service) -> str:
     kept = f'; export {_NO_PRUNE}="${{{_NO_PRUNE}-1}}"' if service.shares_models else ""
     return "; ".join(
         (
-            'PYTHONPATH="$2" timeout -k 5 60 "$1" -P -m ollama_tiering.systemd.tree_start "$3" '
-            '"$4"',
+            f'({ALL_PROGRAMS}; PYTHONPATH="$2" exec timeout -k 5 60 "$1" -P -m '
+            'ollama_tiering.systemd.tree_start "$3" "$4")',
             "code=$?",
             "if [ $code = 0 ]",
             f'then export {ENV_ENGINE_SOCKET}="$6"{kept}',
@@ -226,16 +252,17 @@ def _tree_script(service: Service) -> str:
             "fi",
             f"[ $code = {SAID_WHY} ] || echo 'tiering: Ollama starts as stock: its tree could not "
             "be checked; run `tiering doctor`, then `tiering systemd install` again' >&2",
-            'exec "$5" serve',
+            stock_start("$5"),
         )
     )
 
 
-def _tree_start(service: Service, tree: TreeService) -> Iterable[str]:
+def tree_start(service: Service, tree: TreeService, unit: str) -> Iterable[str]:
+    """The lines with which `unit` starts a tree of links, or else the installed Ollama as stock."""
     mode = SHARED if service.system else OWN
     words = (
         _tree_script(service),
-        SERVER_UNIT,
+        unit,
         service.python,
         service.package_parent,
         tree.place,
@@ -244,7 +271,6 @@ def _tree_start(service: Service, tree: TreeService) -> Iterable[str]:
     command = " ".join(argument(word) for word in (*words, tree.stock, tree.engine_socket))
     yield "# The tree, if it is made for what is installed now; else the installed Ollama as stock."
     yield f"ExecStart=/bin/sh -c {command}"
-    yield "SyslogIdentifier=ollama"
 
 
 def _held_back(service: Service) -> list[str]:
@@ -274,7 +300,8 @@ def _install(service: Service) -> list[str]:
     return ["[Install]", f"WantedBy={'multi-user' if service.system else 'default'}.target"]
 
 
-def _environment(**values: str) -> list[str]:
+def environment(**values: str) -> list[str]:
+    """Lines that set variables."""
     return [
         f'Environment="{name}={_escaped(value, keep="%" if value[:1] == "%" else "")}"'
         for name, value in values.items()

@@ -11,10 +11,10 @@ import pytest
 
 from ollama_tiering.config import state_dir, words
 from ollama_tiering.launch.address import DEFAULT_PORT, Address
+from ollama_tiering.launch.service_unit import UNIT_NAME
 from ollama_tiering.launch.up import UpRequest
 from ollama_tiering.sidecar.manifests import _DEFAULTS
 from ollama_tiering.systemd.plan import SERVER_UNIT, SIDECAR_UNIT
-from ollama_tiering.systemd.stock import UNIT_NAME
 from tests.unit.docs.pages import PAGES, ROOT, anchors, fenced, links, spans
 
 README = ROOT / "README.md"
