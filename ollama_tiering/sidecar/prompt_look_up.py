@@ -16,7 +16,6 @@ from ollama_tiering.store import (
     TOKEN_BYTES,
     BlockExtra,
     BlockKey,
-    Leasing,
     TieredStore,
     TierKind,
     as_namespace,
@@ -27,10 +26,12 @@ _MOST_WINDOWS: Final = 64
 
 
 class Prepared(NamedTuple):
-    """`leasing` has the files of the plan; `fingerprints` are those of the first ones."""
+    """`keys` are those of the plan's files, of which nothing is leased yet; `fingerprints` are
+    those of the first ones.
+    """
 
     plan: pb.LookUpPlan
-    leasing: Leasing | None
+    keys: Sequence[BlockKey] = ()
     fingerprints: Sequence[bytes] = ()
 
 
@@ -41,9 +42,7 @@ class PromptLookUps:
         self._store = store
 
     def prepare(self, request: pb.LookUpRequest) -> Prepared:
-        """May touch files. ValueError if the request makes no sense, NoRoom if too many blocks are
-        leased.
-        """
+        """Touches no file. ValueError if the request makes no sense."""
         sought = _sought(request)
         if sought.most < sought.memory_rows + sought.min_tokens:
             return _nothing(pb.SHORTFALL_TOO_SHORT)
@@ -78,7 +77,6 @@ class PromptLookUps:
         ):
             return _nothing(pb.SHORTFALL_GATE)
         keys = _keys(blocks, ends)
-        leasing = self._store.begin_lease(sought.namespace, keys)
         plan = pb.LookUpPlan(
             start_row=start,
             end_row=rows,
@@ -87,9 +85,8 @@ class PromptLookUps:
             at_row=at,
             expected_seconds=seconds,
             own_bytes=sum(one.bytes for one in blocks if one.block.tier is not TierKind.RAM),
-            lease_id=leasing.lease_id,
         )
-        return Prepared(plan, leasing, [one.block.fingerprint for one in blocks])
+        return Prepared(plan, keys, [one.block.fingerprint for one in blocks])
 
 
 def _sought(request: pb.LookUpRequest) -> Sought:
@@ -137,7 +134,7 @@ def _windows_end(
 
 
 def _nothing(reason: int, at: int = 0) -> Prepared:
-    return Prepared(pb.LookUpPlan(reason=reason, at_row=at), None)  # type: ignore[arg-type]
+    return Prepared(pb.LookUpPlan(reason=reason, at_row=at))  # type: ignore[arg-type]
 
 
 def _keys(blocks: Sequence[PlannedBlock], ends: WindowEnds | None) -> list[BlockKey]:

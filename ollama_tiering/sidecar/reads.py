@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
 
+PLAN_SECONDS: Final = 30.0  # in which a client takes the plan
 _BATCH_BLOCKS: Final = 64  # named in one answer: the client begins to read meanwhile
 
 
@@ -52,14 +53,25 @@ class Reads:
         self._inline = Slots("streams that read inline", MAX_INLINE_GETS)
 
     async def look_up(self, request: pb.LookUpRequest, context: Context) -> None:
-        """Answers LookUp. ValueError, NoRoom, ClientTooSlow."""
+        """Answers LookUp: the plan at once, then files, while the next ones are located.
+        ValueError, NoRoom, ClientTooSlow.
+        """
         with self._streams.taken():
-            plan, leasing, fingerprints = await self._blocking(self._prompts.prepare, request)
-            if leasing is None:
-                await context.write(pb.LookUpResponse(plan=plan))
+            plan, keys, fingerprints = await self._blocking(self._prompts.prepare, request)
+            deadline = in_seconds(PLAN_SECONDS)
+            await sent(context, pb.LookUpResponse(plan=plan), deadline)
+            if not keys:
                 return
-            with self._released_if_it_fails(leasing):
-                await self._name(plan, leasing, fingerprints, context)
+            lease = self._store.begin_lease_in_pieces, as_namespace(request.namespace), keys
+            lease_id, pieces = await self._blocking(*lease)
+            try:
+                left = list(fingerprints)
+                while piece := await self._blocking(next, pieces, None):
+                    if not await self._name(piece, left, context):
+                        return
+            except BaseException:
+                self._store.release(lease_id)
+                raise
 
     async def get(self, request: pb.GetRequest, context: Context) -> None:
         """Answers Get. ValueError, NoRoom, ClientTooSlow."""
@@ -84,32 +96,35 @@ class Reads:
             self._store.release(leasing.lease_id)
             raise
 
-    async def _name(
-        self, plan: pb.LookUpPlan, leasing: Leasing, fingerprints: Sequence[bytes], context: Context
-    ) -> None:
-        """The plan with the files that are ready, then the others. What the client has not read
-        when the lease ends is not sent any more.
+    async def _name(self, leasing: Leasing, fingerprints: list[bytes], context: Context) -> bool:
+        """Whether all of these could be named. What the client has not read when the lease ends is
+        not sent any more. Takes the fingerprints of the blocks that it names.
         """
         deadline = in_seconds(leasing.lease_seconds)
-        response = pb.LookUpResponse(plan=plan)
-        for number, awaited in enumerate(leasing.blocks):
-            full = len(response.files) >= _BATCH_BLOCKS
-            if full or not isinstance(awaited, LeasedBlock):
-                if response.files or response.HasField("plan"):
+        response = pb.LookUpResponse(lease_id=leasing.lease_id)
+        named = 0
+        try:
+            for awaited in leasing.blocks:
+                if not isinstance(awaited, LeasedBlock) and response.files:
                     await sent(context, response, deadline)
-                response = pb.LookUpResponse()
-            block = await _staged(leasing, awaited)
-            if block is None:
-                break
-            response.files.add(
-                key=block.key,
-                tier=block.tier.value,
-                path=os.fsencode(block.path or ""),
-                file_bytes=block.file_bytes,
-                fingerprint=fingerprints[number] if number < len(fingerprints) else b"",
-            )
-        if response.files or response.HasField("plan"):
-            await sent(context, response, deadline)
+                    response = pb.LookUpResponse(lease_id=leasing.lease_id)
+                block = await _staged(leasing, awaited)
+                if block is None:
+                    break
+                response.files.add(
+                    key=block.key,
+                    tier=block.tier.value,
+                    path=os.fsencode(block.path or ""),
+                    file_bytes=block.file_bytes,
+                    fingerprint=fingerprints.pop(0) if fingerprints else b"",
+                )
+                named += 1
+            if response.files:
+                await sent(context, response, deadline)
+            return named == len(leasing.blocks)
+        except BaseException:
+            leasing.give_up()
+            raise
 
     async def _answer_get(
         self, request: pb.GetRequest, keys: list[BlockKey], leasing: Leasing, context: Context

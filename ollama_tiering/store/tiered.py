@@ -57,7 +57,6 @@ log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS: Final = 2.0
 _SAVE_SECONDS: Final = 5.0  # for the index, after a drain that took all of its time
-REMOVE_WAIT_SECONDS: Final = 1.0
 MAX_DESCRIPTION_CHARACTERS: Final = 64 << 10  # a model of 1000 layers has 20 thousand
 
 
@@ -216,6 +215,12 @@ class TieredStore:
         """As `lease`, for a caller that takes each block when it is ready."""
         return self._leaser.begin(namespace, keys)
 
+    def begin_lease_in_pieces(
+        self, namespace: NamespaceId, keys: Sequence[BlockKey]
+    ) -> tuple[int, Iterator[Leasing]]:
+        """As `begin_lease`, some blocks at a time: the lease's id, and the pieces."""
+        return self._leaser.begin_in_pieces(namespace, keys)
+
     def renew(self, lease_id: int) -> bool:
         """A lease lasts as long again, from now on. False when it has ended already."""
         return self._leaser.renew(lease_id)
@@ -234,10 +239,7 @@ class TieredStore:
     # --- writing -------------------------------------------------------------------------------
 
     def open_session(
-        self,
-        namespace: NamespaceId,
-        fields: Sequence[tuple[str, str]],
-        block_tokens: int,
+        self, namespace: NamespaceId, fields: Sequence[tuple[str, str]], block_tokens: int
     ) -> WriteSession:
         """A writer for one namespace. InvalidBlock if `fields` do not give that namespace."""
         if sum(len(name) + len(value) for name, value in fields) > MAX_DESCRIPTION_CHARACTERS:
@@ -255,11 +257,8 @@ class TieredStore:
             else:
                 making_room.describe(self._state, level, namespace, fields)
         session = WriteSession(
-            self._state,
-            namespace,
-            block_tokens,
-            self.reserve_seconds,
-            self._bound_histories,
+            *(self._state, namespace, block_tokens),
+            *(self.reserve_seconds, self._bound_histories),
             rounded=rounded,
         )
         self._sessions.add(session)
@@ -277,14 +276,7 @@ class TieredStore:
         """Removes the end of a chain, up to what another sequence needs; returns (blocks, bytes).
         It waits for a block that is being written down, and stops at one that stays leased.
         """
-        removed = freed_bytes = 0
-        deadline = time.monotonic() + REMOVE_WAIT_SECONDS
-        while True:
-            blocks, stored_bytes, in_use = remove_end(self._state, self.graveyard, namespace, keys)
-            removed, freed_bytes = removed + blocks, freed_bytes + stored_bytes
-            if not in_use or time.monotonic() >= deadline:
-                return removed, freed_bytes
-            time.sleep(0.01)
+        return remove_end(self._state, self.graveyard, namespace, keys)
 
     def _bound_histories(self, parent: bytes, tokens: bytes) -> None:
         """After a block with these tokens was stored: of too many histories of one text the one

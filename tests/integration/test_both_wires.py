@@ -98,9 +98,10 @@ def look_up(
     with daemon.channel() as channel:
         stub = rpc.BlockStoreStub(channel)
         first, *more = stub.LookUp(request, timeout=10)
-        if first.plan.lease_id:
-            stub.Release(pb.ReleaseRequest(lease_id=first.plan.lease_id))
+        for lease_id in {answer.lease_id for answer in more}:
+            stub.Release(pb.ReleaseRequest(lease_id=lease_id))
     assert first.HasField("plan")
+    assert not first.files
     assert not any(answer.HasField("plan") for answer in more)
     return first.plan, [file for answer in (first, *more) for file in answer.files]
 
@@ -382,7 +383,7 @@ def test_a_look_up_that_makes_no_sense_is_refused(
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_caller_that_goes_leaves_no_lease(daemon: SidecarProcess, engine: FakeEngine) -> None:
+def test_a_lease_lasts_until_it_is_released(daemon: SidecarProcess, engine: FakeEngine) -> None:
     tokens = fresh(300)
     stored(engine, tokens)
     request = pb.LookUpRequest(
@@ -396,7 +397,8 @@ def test_a_caller_that_goes_leaves_no_lease(daemon: SidecarProcess, engine: Fake
     with daemon.channel() as channel:
         stub = rpc.BlockStoreStub(channel)
         call = stub.LookUp(request)
-        answer = next(call)
+        plan, files = call
+        assert plan.plan.files == len(files.files) == 5
         assert daemon.stat().open_leases == 1
-        stub.Release(pb.ReleaseRequest(lease_id=answer.plan.lease_id))
+        stub.Release(pb.ReleaseRequest(lease_id=files.lease_id))
     assert daemon.stat().open_leases == 0

@@ -6,7 +6,7 @@ Blocks are held, and let go, in pieces: the lock is held for PIECE_BLOCKS of the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +23,7 @@ from ollama_tiering.store.upkeep import chain_check
 
 log = logging.getLogger(__name__)
 
+LOCATED: Final = 64  # blocks whose files are looked at before they are named
 _SAMPLES_PER_LEASE: Final = 4
 
 Awaited = LeasedBlock | Future[LeasedBlock | None]
@@ -84,6 +85,16 @@ class Leaser:
         """Holds the leading run of `keys` that is stored, until release or the lease's end. NoRoom
         when too many are leased already.
         """
+        lease_id, pieces = self.begin_in_pieces(namespace, keys)
+        blocks = [block for piece in pieces for block in piece.blocks]
+        return Leasing(lease_id, blocks, self._deadline_seconds, self._lease_seconds, self._missed)
+
+    def begin_in_pieces(
+        self, namespace: NamespaceId, keys: Sequence[BlockKey]
+    ) -> tuple[int, Iterator[Leasing]]:
+        """As `begin`: the lease's id, and its blocks, LOCATED at a time, for a caller that names
+        the first ones while the next are located.
+        """
         state = self._state
         lease_id = lending.open_lease(state, self._lease_seconds)
         if state.terms.of(namespace).refusal:
@@ -101,17 +112,26 @@ class Leaser:
                 break
         for start in reversed(range(0, len(records), PIECE_BLOCKS)):  # the leaf is used first
             lending.used(state, records[start : start + PIECE_BLOCKS])
-        blocks: list[Awaited] = []
-        for record in records:
-            block = self.locate(record)
-            if block is not None:
-                blocks.append(block)
-            elif self._stager.possible(record):
-                blocks.append(self._stager.stage(record))
-            else:
-                break
-        self._count(blocks)
-        return Leasing(lease_id, blocks, self._deadline_seconds, self._lease_seconds, self._missed)
+        return lease_id, self._located(lease_id, records)
+
+    def _located(self, lease_id: int, records: Sequence[BlockRecord]) -> Iterator[Leasing]:
+        for start in range(0, len(records), LOCATED):
+            part = records[start : start + LOCATED]
+            blocks: list[Awaited] = []
+            for record in part:
+                block = self.locate(record)
+                if block is not None:
+                    blocks.append(block)
+                elif self._stager.possible(record):
+                    blocks.append(self._stager.stage(record))
+                else:
+                    break
+            self._count(blocks)
+            yield Leasing(
+                lease_id, blocks, self._deadline_seconds, self._lease_seconds, self._missed
+            )
+            if len(blocks) < len(part):
+                return
 
     def renew(self, lease_id: int) -> bool:
         """It lasts as long again, from now on. False when it is over already."""

@@ -18,8 +18,9 @@ from ollama_tiering.store.block.key import BlockKey, NamespaceId
 from ollama_tiering.store.books import chain_walk, copies, reading
 from ollama_tiering.store.books.state import Level
 from ollama_tiering.store.books.tree import BlockRecord
+from ollama_tiering.store.serving.sequence_end import REMOVE_WAIT_SECONDS
 from ollama_tiering.store.serving.session import CommitResult, WriteSession
-from ollama_tiering.store.tiered import REMOVE_WAIT_SECONDS, TieredStore
+from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import OpenBlock, TierKind
 from ollama_tiering.store.tiers.description_file import read_description
 from ollama_tiering.store.tiers.directory import FsTier

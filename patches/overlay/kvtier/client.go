@@ -127,12 +127,12 @@ func (c *Client) LookUp(
 			if plan = answer.Plan; plan == nil {
 				return release, errors.New("sidecar answered files without a plan")
 			}
-			if lease := plan.LeaseId; lease != 0 {
-				release = func() { go c.release(lease) }
-			}
 			late.Stop()
 			timeout = planned(plan)
 			late.Reset(timeout)
+		}
+		if lease := answer.LeaseId; lease != 0 {
+			release = func() { go c.release(lease) }
 		}
 		for _, file := range answer.Files {
 			start := time.Now()

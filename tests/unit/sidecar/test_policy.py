@@ -12,7 +12,6 @@ from ollama_tiering.sidecar.prompt_look_up import Prepared, PromptLookUps
 from ollama_tiering.store import (
     AttachedBlock,
     BlockKey,
-    Leasing,
     MatchedBlock,
     TierKind,
     block_key,
@@ -113,14 +112,9 @@ class OneHistory:
 
     def __init__(self, found: list[MatchedBlock]) -> None:
         self.found = found
-        self.leased: list[BlockKey] = []
 
     def find_history(self, *_: object) -> tuple[list[MatchedBlock], Callable[[], None]]:
         return self.found, lambda: None
-
-    def begin_lease(self, _: bytes, keys: list[BlockKey]) -> Leasing:
-        self.leased = keys
-        return Leasing(7, [], 1.0, 1.0, lambda _: None)
 
 
 def prepared(found: list[MatchedBlock], *, at_checkpoints: bool = False, **said: int) -> Prepared:
@@ -139,13 +133,11 @@ def prepared(found: list[MatchedBlock], *, at_checkpoints: bool = False, **said:
         windows=windows,
         **said,
     )
-    store = OneHistory(found)
-    answer = PromptLookUps(cast(Any, store)).prepare(request)
-    assert (answer.leasing is None) == (not store.leased)
-    if store.leased:
-        assert answer.plan.lease_id == 7
-        assert answer.plan.files == len(store.leased)
-        assert store.leased[-2:] == [ended_by(child, answer.plan.end_row) for child in (1, 2)]
+    answer = PromptLookUps(cast(Any, OneHistory(found))).prepare(request)
+    assert answer.plan.files == len(answer.keys)
+    if answer.keys:
+        ends = [ended_by(child, answer.plan.end_row) for child in (1, 2)]
+        assert list(answer.keys[-2:]) == ends
     return answer
 
 

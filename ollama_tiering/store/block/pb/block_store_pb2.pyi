@@ -161,7 +161,8 @@ class WindowSought(_message.Message):
 class LookUpResponse(_message.Message):
     plan: LookUpPlan
     files: _containers.RepeatedCompositeFieldContainer[NamedFile]
-    def __init__(self, plan: _Optional[_Union[LookUpPlan, _Mapping[str, object]]] = ..., files: _Optional[_Iterable[_Union[NamedFile, _Mapping[str, object]]]] = ...) -> None: ...
+    lease_id: int
+    def __init__(self, plan: _Optional[_Union[LookUpPlan, _Mapping[str, object]]] = ..., files: _Optional[_Iterable[_Union[NamedFile, _Mapping[str, object]]]] = ..., lease_id: _Optional[int] = ...) -> None: ...
 
 class LookUpPlan(_message.Message):
     start_row: int
@@ -171,8 +172,7 @@ class LookUpPlan(_message.Message):
     at_row: int
     expected_seconds: float
     own_bytes: int
-    lease_id: int
-    def __init__(self, start_row: _Optional[int] = ..., end_row: _Optional[int] = ..., files: _Optional[int] = ..., reason: _Optional[_Union[Shortfall, str]] = ..., at_row: _Optional[int] = ..., expected_seconds: _Optional[float] = ..., own_bytes: _Optional[int] = ..., lease_id: _Optional[int] = ...) -> None: ...
+    def __init__(self, start_row: _Optional[int] = ..., end_row: _Optional[int] = ..., files: _Optional[int] = ..., reason: _Optional[_Union[Shortfall, str]] = ..., at_row: _Optional[int] = ..., expected_seconds: _Optional[float] = ..., own_bytes: _Optional[int] = ...) -> None: ...
 
 class NamedFile(_message.Message):
     key: bytes

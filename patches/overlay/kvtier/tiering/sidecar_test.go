@@ -187,7 +187,7 @@ func (s *sidecar) LookUp(r *tierpb.LookUpRequest, stream tierpb.BlockStore_LookU
 		if i == len(files)-1 && s.gone {
 			return nil
 		}
-		if err := stream.Send(&tierpb.LookUpResponse{Files: []*tierpb.NamedFile{file}}); err != nil {
+		if err := stream.Send(&tierpb.LookUpResponse{Files: []*tierpb.NamedFile{file}, LeaseId: 1}); err != nil {
 			return err
 		}
 	}
@@ -257,7 +257,7 @@ func (s *sidecar) plan(r *tierpb.LookUpRequest) (plan *tierpb.LookUpPlan, blocks
 	for first := start * kvtier.BlockTokens; first < end; first += kvtier.BlockTokens {
 		blocks = append(blocks, s.chain()[first/kvtier.BlockTokens])
 	}
-	plan.StartRow, plan.EndRow, plan.LeaseId = uint32(start*kvtier.BlockTokens), uint32(end), 1
+	plan.StartRow, plan.EndRow = uint32(start*kvtier.BlockTokens), uint32(end)
 	plan.ExpectedSeconds = s.seconds * float64(len(blocks))
 	return plan, blocks, windows
 }
