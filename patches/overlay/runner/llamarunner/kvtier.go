@@ -54,12 +54,12 @@ func tierAttach(s *Server, adapters []string, multiUserCache bool) {
 	}
 	rows, model, reason := tierModel(s, adapters, multiUserCache, loading.tier)
 	if reason != "" {
-		loading.tiering.Refuse(reason, model)
+		loading.tier.Refuse(reason, model)
 		return
 	}
 	loading.host.rows = rows
 	activeHost.Store(loading.host)
-	loading.tiering.Attach(rows, model)
+	loading.tier.Attach(rows, model)
 }
 
 // tierPrefetch looks the prompt up and has what should be restored in memory before any lock is taken. Of a prompt with

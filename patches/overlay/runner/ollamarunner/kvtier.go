@@ -43,12 +43,12 @@ func tierAttach(s *Server) {
 	}
 	cache, model, reason := tierModel(s, loading.tier)
 	if reason != "" {
-		loading.tiering.Refuse(reason, model)
+		loading.tier.Refuse(reason, model)
 		return
 	}
 	loading.host.bind(s, cache)
 	engineHost.Store(loading.host)
-	loading.tiering.Attach(cache.Rows(), model)
+	loading.tier.Attach(cache.Rows(), model)
 }
 
 // tierPrefetch looks the prompt up and has what should be restored in memory before any lock is taken.

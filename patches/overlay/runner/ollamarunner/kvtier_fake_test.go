@@ -133,7 +133,7 @@ func newTierFakeOf(t *testing.T, slots int, window int32, socket string, more ..
 	f := tierFake{tierHost: host, rows: tiered.Rows(), segments: 2 * len(tierKept(tiered)), tier: tiering.Connect(host)}
 	layers := tierKept(tiered)
 	engineHost.Store(host)
-	f.tiering.Attach(f.rows, tiering.Model{
+	f.tier.Attach(f.rows, tiering.Model{
 		Files: []kvtier.LoadedFile{tierFakeFile(t)}, Slots: slots, Layers: layers, Windows: append(tierWindows(tiered, false), more...), DType: "f16", OnHost: true, Attention: func() string { return "" },
 		Description: kvtier.Description{
 			Model: "sha256-of-nothing", Engine: "test", CacheDType: "f16", Layers: layers, Extra: t.Name() + time.Now().String(),

@@ -236,7 +236,7 @@ func TestTierAnEarlierCheckpointComesBackAfterTheContentHasGrown(t *testing.T) {
 func TestTierStatesBehindWhatIsExactAreNotStored(t *testing.T) {
 	f, states := tierFakeOfStates(t, tierInputs(0, 300), 100, 228)
 	f.Lock()
-	f.tiering.Doubt(0, 150)
+	f.tier.Doubt(0, 150)
 	f.Unlock()
 	f.finish(0)
 	f.drop(0, 0)
@@ -252,7 +252,7 @@ func TestTierStatesOfWholeBlocksAreStoredBeforeTheContentEnds(t *testing.T) {
 	for checkpoint, want := range map[int]int{128: 128, 192: 192, 200: 128} {
 		f, states := tierFakeOfStates(t, tierInputs(0, 300), 128, checkpoint)
 		f.Lock()
-		f.tiering.Progress(0, tiering.Text(tierTokens(tierInputs(0, 256))), nil)
+		f.tier.Progress(0, tiering.Text(tierTokens(tierInputs(0, 256))), nil)
 		f.Unlock()
 		f.flush()
 		if got := f.ask(t, 1, tierInputs(0, 320)); got != want {

@@ -157,19 +157,19 @@ func tierTestPrompt(t *testing.T, f tierFake) (prompt []*input.Input, cells []in
 	tierRestore(&f.server.cache.slots[0], prompt, 0, false)
 	f.fill(0, prompt[:299], 3)
 	cells = f.windowHolds(t, 0, 299, 3)
-	f.tiering.BeforeLaunch(0, 200)
-	f.tiering.BeforeLaunch(0, 300)
+	f.tier.BeforeLaunch(0, 200)
+	f.tier.BeforeLaunch(0, 300)
 	return prompt, cells
 }
 
 func TestTierAPromptThatComesAgainGoesOnBeforeItsLastToken(t *testing.T) {
 	for name, goesOn := range map[string]func(f tierFake, answer []*input.Input){
 		"after an answer": func(f tierFake, answer []*input.Input) {
-			f.tiering.BeforeLaunch(0, 301)
+			f.tier.BeforeLaunch(0, 301)
 			f.rows.Drop(0, 0)
 			f.fill(0, answer, 3)
 			f.fillWindow(f.windows[0], 0, len(answer), 9) // other rows, where some of the prompt's lay
-			f.tiering.BeforeLaunch(0, 302)
+			f.tier.BeforeLaunch(0, 302)
 		},
 		"after a token": func(f tierFake, answer []*input.Input) {
 			f.rows.Drop(0, 0)
@@ -179,7 +179,7 @@ func TestTierAPromptThatComesAgainGoesOnBeforeItsLastToken(t *testing.T) {
 			f.server.cache.slots[0].Inputs = answer[:300]
 		},
 		"after the slot has gone on": func(f tierFake, answer []*input.Input) {
-			f.tiering.BeforeLaunch(0, 301)
+			f.tier.BeforeLaunch(0, 301)
 			f.rows.Drop(0, 0)
 			f.fill(0, answer, 3)
 			tierFinished(&Sequence{cache: &f.server.cache.slots[0]})
@@ -240,7 +240,7 @@ func TestTierARestoreLeavesTheEndOfAPromptAloneUntilItIsCopied(t *testing.T) {
 		t.Errorf("resumes at %d, in cells of which the rows are still wanted", got)
 	}
 	f.Lock()
-	f.tiering.BeforeLaunch(0, 301)
+	f.tier.BeforeLaunch(0, 301)
 	f.Unlock()
 	if got := f.ask(t, 1, other); got != 300 {
 		t.Errorf("afterwards: resumes at %d", got)
@@ -250,7 +250,7 @@ func TestTierARestoreLeavesTheEndOfAPromptAloneUntilItIsCopied(t *testing.T) {
 func TestTierAPromptWhoseAnswerTookItsCellsIsNotKept(t *testing.T) {
 	for name, change := range map[string]func(f tierFake){
 		"rows lost before the last batch": func(f tierFake) { f.windows[0].Rows.Drop(0, 250) },
-		"not exact from the middle on":    func(f tierFake) { f.tiering.Doubt(0, 250) },
+		"not exact from the middle on":    func(f tierFake) { f.tier.Doubt(0, 250) },
 	} {
 		f := newTierFakeWithSidecarOf(t, tierTestWindow)
 		prompt := tierInputs(0, 300)
@@ -258,8 +258,8 @@ func TestTierAPromptWhoseAnswerTookItsCellsIsNotKept(t *testing.T) {
 		tierRestore(&f.server.cache.slots[0], prompt, 0, false)
 		f.fill(0, prompt[:299], 3)
 		change(f)
-		f.tiering.BeforeLaunch(0, 300)
-		f.tiering.BeforeLaunch(0, 301)
+		f.tier.BeforeLaunch(0, 300)
+		f.tier.BeforeLaunch(0, 301)
 		f.rows.Drop(0, 0)
 		f.fill(0, tierInputs(0, 320), 3)
 		f.Unlock()
