@@ -1,8 +1,8 @@
-"""Rules for models by name: `[models."qwen3:*"]` with `store`, `ttl_days`, `budget`. Pure.
+"""Rules for models by name: `[models."qwen3:*"]` with `store`, `ttl_days`, `budget`, `text`. Pure.
 
 Of the rules that match a name and set a value, the most specific one decides: the one with the most
 characters that are not wildcards. If two rules are equally specific, or a model has several names,
-the strictest value decides: store = false, the shortest time, the smallest budget.
+the strictest value decides: store = false, the shortest time, the smallest budget, text = false.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ollama_tiering.errors import ConfigError, did_you_mean, plain
 SECTION: Final = "models"
 EVERY: Final = "*"
 MAX_TTL_DAYS: Final = 36500
-_KEYS: Final = ("store", "ttl_days", "budget")
+_KEYS: Final = ("store", "ttl_days", "budget", "text")
+_SWITCHES: Final = ("store", "text")
 _PATTERN: Final = re.compile(r"[\w./:*?!\[\]-]{1,255}", re.ASCII)
 _WILDCARD: Final = re.compile(r"\[!?[^\]]+\]|[*?]")
 _PREFIXES: Final = ("registry.ollama.ai/", "library/")  # left out of the names people know
@@ -36,6 +37,7 @@ class ModelRule:
     store: bool | None = None
     ttl_days: float | None = None  # 0: never
     budget_bytes: int | None = None
+    text: bool | None = None
 
     @property
     def glob(self) -> str:
@@ -61,13 +63,14 @@ class ModelRule:
 @dataclass(frozen=True, slots=True)
 class Ruling:
     """What the rules say of one model. `by` is the rule that decided about `store`, if there is
-    one.
+    one. `text`: whether text of its conversations is shown.
     """
 
     store: bool = True
     ttl_days: float = 0.0
     budget_bytes: int = 0  # 0: none of its own
     by: ModelRule | None = None
+    text: bool = True
 
 
 def ruling(names: Sequence[str], rules: Iterable[ModelRule], ttl_days: float) -> Ruling:
@@ -84,6 +87,7 @@ def ruling(names: Sequence[str], rules: Iterable[ModelRule], ttl_days: float) ->
         ttl_days=min((one.ttl_days for one in chosen if one.ttl_days), default=0.0),
         budget_bytes=min((one.budget_bytes for one in chosen if one.budget_bytes), default=0),
         by=decided[0].by if decided else None,
+        text=all(one.text for one in chosen),
     )
 
 
@@ -101,6 +105,7 @@ def _of_one(rules: Sequence[ModelRule], ttl_days: float) -> Ruling:
         ttl_days=min((age for age in ages if age), default=0.0) if ages else ttl_days,
         budget_bytes=min((size for size in sizes if size), default=0),
         by=by,
+        text=all(rule.text for rule in _most_specific(rules, "text")),
     )
 
 
@@ -155,7 +160,7 @@ def _read(pattern: str, content: Any, file: Path, text: str) -> ModelRule:
 
 
 def _value(key: str, value: Any) -> bool | float | int:
-    if key == "store":
+    if key in _SWITCHES:
         if not isinstance(value, bool):
             raise ValueError(f"{value!r} is neither true nor false")
         return value

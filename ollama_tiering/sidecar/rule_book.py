@@ -112,13 +112,19 @@ class RuleBook:
     def _terms(self, found: Ruling, names: tuple[str, ...], refusal: str = "") -> Terms:
         if not refusal and not found.store:
             refusal = f"rule in config.toml: {found.by} store = false"
-            return Terms(", ".join(names), refusal, remove=True)
+            return Terms(", ".join(names), refusal, remove=True, text=False)
         return Terms(
             ", ".join(names),
             refusal,
             ttl_seconds=found.ttl_days * _DAY_SECONDS,
             budget_bytes=found.budget_bytes,
+            text=found.text and not self._perhaps_without_text(names),
         )
+
+    def _perhaps_without_text(self, names: tuple[str, ...]) -> bool:
+        """It may be a model, or have another name, of which a rule says to show no text."""
+        in_doubt = not names or bool(self._names.unread)
+        return in_doubt and any(rule.text is False for rule in self._rules)
 
     def _stale(self) -> bool:
         return self._clock() - self._read_at >= _LEAST_SECONDS

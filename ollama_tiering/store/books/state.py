@@ -30,6 +30,7 @@ from ollama_tiering.store.books.speed import SpeedMeter
 from ollama_tiering.store.books.suspects import Suspects
 from ollama_tiering.store.books.terms import Decide, Terms, TermsTable
 from ollama_tiering.store.books.tree import BlockRecord, BlockTree
+from ollama_tiering.store.books.watch import Watch
 from ollama_tiering.store.books.write_queue import WriteQueue
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
@@ -94,6 +95,7 @@ class StoreState:
         self.to_sample: list[BlockKey] = []  # read a little of each, to time their tier
         self.suspects = Suspects()  # perhaps lost, as blocks before them are
         self.index_changed: set[BlockKey] = set()
+        self.watch = Watch()
         self.work = threading.Event()  # something for the background
 
     # --- books ---------------------------------------------------------------------------------
@@ -306,12 +308,17 @@ class StoreState:
 
     def take(self, level: Level, keys: Iterable[BlockKey]) -> list[Doomed]:
         """Out of the books, and counted as evicted or demoted."""
-        taken = [doomed for key in keys if (doomed := self.drop_copy(level, key))]
-        for doomed in taken:
-            if doomed.key in self.tree:
+        taken: list[Doomed] = []
+        for key in keys:
+            record = self.tree.get(key)
+            if record is None or not (doomed := self.drop_copy(level, key)):
+                continue
+            taken.append(doomed)
+            if key in self.tree:
                 level.stats.demoted_blocks += 1
             else:
                 level.stats.evicted_blocks += 1
+                self.watch.evicted(record, self.wall_clock())
         return taken
 
     def drop_early(self, parent: bytes) -> list[Doomed]:

@@ -29,6 +29,7 @@ class Terms:
     remove: bool = False  # ... and what is stored goes
     ttl_seconds: float = 0.0  # without use; 0: never
     budget_bytes: int = 0  # physical, of its model's blocks in a tier on a disk; 0: the tier's own
+    text: bool = True  # whether its tokens may be shown to a person, as text
 
 
 Decide = Callable[[str], Terms]  # of a model's file name, or empty where that is not known

@@ -252,6 +252,14 @@ class BlockTree:
             found.append(record)
         return found
 
+    def sharing(self, parent: bytes, prefix: bytes, most: int) -> list[BlockRecord]:
+        """The children whose tokens begin with these; any `most` of them where there are more."""
+        siblings = self.children(parent)
+        first = bisect_left(siblings, (prefix, False, b""), key=_entry)
+        first = max(first, _window_count(siblings))
+        found = siblings[first : first + most]
+        return [one for one in found if _prefix(one).startswith(prefix)]
+
     def covered_by(self, record: BlockRecord) -> BlockRecord | None:
         """A longer sibling whose tokens start with all of this block's; None when there is none."""
         if record.plain_rows != record.rows:

@@ -133,6 +133,7 @@ def _count_use(
         return
     yield from _use(state, found)
     matching.count(state, asked_tokens, found)
+    state.watch.asked(namespace, tokens, found, state.wall_clock())
 
 
 def _use(state: StoreState, found: matching.Found) -> Iterator[list[MatchedBlock]]:

@@ -252,6 +252,8 @@ class Administration:
         end = self._state.tree.get(line.key)
         if end is None:  # removed just now
             return line
+        if not self._state.terms.of(line.namespace).text:  # a rule of the settings
+            return line
         words, before = telling_tokens(self._state.tree, end)
         return dataclasses.replace(line, words=words, words_before=before)
 
