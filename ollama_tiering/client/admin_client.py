@@ -21,6 +21,7 @@ from ollama_tiering.client.stream import Exchange
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.protocol import admin_messages as messages
 from ollama_tiering.protocol.pb import administration_pb2 as adm
+from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.protocol.statuses import ERROR_OF_STATUS, HINT_KEY
 from ollama_tiering.store import BlockKey, CommitResult, OpenBlock
 from ollama_tiering.store import block_store_pb2 as pb
@@ -76,6 +77,20 @@ class SidecarAdministration(Closing):
         chosen = messages.selection_message(selection)
         request = adm.ListRequest(selection=chosen, blocks=blocks, words=words)
         return _call(lambda: messages.listing_of(self._stub.List(request, timeout=_ANSWER_SECONDS)))
+
+    def partings(
+        self, *, last: int = 0, model: str = "", models: Sequence[str] = ()
+    ) -> Iterator[adm.Parting]:
+        """The latest first; at most `last` of them, if that is not 0."""
+        request = adm.PartingsRequest(
+            last=last, model=printable(model), models=map(printable, models)
+        )
+        answers = self._stub.Partings(request, timeout=_ANSWER_SECONDS)
+        try:
+            while (answer := _call(lambda: next(answers, None))) is not None:
+                yield answer
+        finally:
+            answers.cancel()
 
     def remove(self, selection: Selection, *, dry_run: bool) -> Removal:
         request = adm.RemoveRequest(

@@ -98,3 +98,16 @@ class Shortfalls:
 
 
 NONE: Final = Shortfalls()
+
+# What was found could not be read, or was gone by then.
+NOT_THERE: Final = (pb.SHORTFALL_DAMAGED, pb.SHORTFALL_UNREADABLE, pb.SHORTFALL_BLOCKS_GONE)
+# The look-up found no more. All other reasons have nothing to do with what is stored.
+OF_LOOK_UP: Final = (
+    pb.SHORTFALL_UNSPECIFIED,
+    pb.SHORTFALL_NOTHING_STORED,
+    pb.SHORTFALL_ENDS,
+    pb.SHORTFALL_DIFFERS,
+    pb.SHORTFALL_TOO_SHORT,
+    pb.SHORTFALL_WINDOW_MISSING,
+    pb.SHORTFALL_STATE_MISSING,
+)

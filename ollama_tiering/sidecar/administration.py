@@ -13,6 +13,9 @@ from typing import Any, Final, TypeVar
 from ollama_tiering.protocol import admin_messages as messages
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.sidecar.bounds import Slots
+from ollama_tiering.sidecar.model_book import ModelBook
+from ollama_tiering.sidecar.partings.messages import parting_message, wanted
+from ollama_tiering.sidecar.partings.partings import Partings as PartingsOfStore
 from ollama_tiering.sidecar.refusing import abort
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.store.tools.admin import Administration
@@ -31,6 +34,8 @@ class AdministrationService:
     _tools: Slots
     _pool: Executor
     _runners: RunnerTable
+    _book: ModelBook
+    _partings: PartingsOfStore
 
     async def List(
         self, request: adm.ListRequest, context: Context
@@ -102,6 +107,23 @@ class AdministrationService:
         except Exception as error:
             await abort(context, "Collect", error)
         return messages.waste_message(waste)
+
+    async def Partings(
+        self, request: adm.PartingsRequest, context: Context
+    ) -> AsyncIterator[adm.Parting]:
+        with contextlib.ExitStack() as places:
+            try:
+                places.enter_context(self._tools.taken())
+                chosen = wanted(request, self._partings)
+                found = await self._threaded(lambda: self._partings.latest(chosen, request.last))
+                for one in found:
+                    yield await self._threaded(
+                        lambda one=one: parting_message(  # type: ignore[misc]
+                            *(one, self._partings, self._admin.describe, self._book.name)
+                        )
+                    )
+            except Exception as error:
+                await abort(context, "Partings", error)
 
     def _builds_in_use(self) -> frozenset[str]:
         """The builds of the runners that are alive."""

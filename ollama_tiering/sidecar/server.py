@@ -41,6 +41,7 @@ from ollama_tiering.sidecar.metrics import make_registry, metrics_page
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.notify import notify
 from ollama_tiering.sidecar.openings import Openings, end_tasks, has_ended
+from ollama_tiering.sidecar.partings.partings import Partings
 from ollama_tiering.sidecar.peer import PeerGuard
 from ollama_tiering.sidecar.reload import Reloader, with_live
 from ollama_tiering.sidecar.rule_book import REFRESH_SECONDS, RuleBook
@@ -56,6 +57,7 @@ from ollama_tiering.store import (
     ram_place,
 )
 from ollama_tiering.store import block_store_pb2 as pb
+from ollama_tiering.store.tools.partings import PartingFinder
 from ollama_tiering.system.daemon_pool import DaemonPool
 
 log = logging.getLogger(__name__)
@@ -188,10 +190,12 @@ async def _serve(
     standing = Standing(store)
     pages = {"/metrics": metrics_page(registry), **standing_pages(standing)}
     contents = Contents(ContentRecord(state_dir()))
-    engines = _engine_socket(config, store, contents, uses, runners)
+    partings = Partings(PartingFinder(store))
+    engines = _engine_socket(config, store, contents, uses, runners, partings)
     reading = contextlib.closing(contents)
     with _pool() as pool, Endpoint(pages, config.metrics_port), reading, engines as engine:
-        rpc.add_to_server(BlockStoreService(store, pool, uses, runners, contents), entrance)
+        service = BlockStoreService(store, pool, uses, runners, contents, partings)
+        rpc.add_to_server(service, entrance)
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(health_service, entrance)
         names = (*rpc.SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -202,7 +206,7 @@ async def _serve(
         for name in ("", *rpc.SERVICES):
             await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
         watching = _watch_names(book, store, pool)
-        counting = (uses.keep_up(pool), ledger_file.keep(pool))
+        counting = (uses.keep_up(pool), ledger_file.keep(pool), partings.keep_up(pool))
         returning = asyncio.create_task(openings.wait_for_one(store, pool))
         returning.add_done_callback(lambda task: stopping.set() if has_ended(task) else None)
         chores = (
@@ -239,6 +243,7 @@ def _engine_socket(
     contents: Contents,
     uses: ModelBook,
     runners: RunnerTable,
+    partings: Partings,
 ) -> Iterator[dict[HeldSocket, Callable[[], Awaitable[None]]]]:
     """For engines that speak no gRPC; what they do is counted where runners report theirs."""
     path = place(config)
@@ -249,6 +254,7 @@ def _engine_socket(
 
     def report(message: pb.RunnerReport) -> None:
         runners.put(message)
+        partings.reported(message)
         if uses.book(message):
             uses.refresh()
 

@@ -34,6 +34,8 @@ from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.look_up import LookUps, check_count
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.namespaces import NamespaceUses
+from ollama_tiering.sidecar.partings.messages import sum_message
+from ollama_tiering.sidecar.partings.partings import Partings
 from ollama_tiering.sidecar.reads import Reads, checked_keys
 from ollama_tiering.sidecar.refusing import abort
 from ollama_tiering.sidecar.runners import RunnerTable
@@ -52,6 +54,7 @@ from ollama_tiering.store import (
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import InvalidBlock
 from ollama_tiering.store.tools.admin import Administration
+from ollama_tiering.store.tools.partings import PartingFinder
 from ollama_tiering.system.quiet_log import QuietLog
 
 log = logging.getLogger(__name__)
@@ -70,7 +73,8 @@ _OUTCOMES: Final = {
 class BlockStoreService(AdministrationService):
     """All calls come on one event loop; `pool` runs what may block. `book` is what was done for
     each model (in memory only if none is given); `runners` are their last reports; `contents` is
-    what is known of models' files, for all clients.
+    what is known of models' files, for all clients; `partings` are where prompts parted from what
+    is stored.
     """
 
     def __init__(
@@ -80,12 +84,14 @@ class BlockStoreService(AdministrationService):
         book: ModelBook | None = None,
         runners: RunnerTable | None = None,
         contents: Contents | None = None,
+        partings: Partings | None = None,
     ) -> None:
         self._store = store
         self._pool = pool
         self._admin = Administration(store, alone=False)
         self._runners = runners or RunnerTable()
         self._book = book or ModelBook(Ledger())
+        self._partings = partings or Partings(PartingFinder(store))
         self._uses = NamespaceUses(self._admin.describe, pool)
         self._started = int(time.time())
         self._puts = Slots("streams that store", MAX_PUT_STREAMS)
@@ -158,6 +164,7 @@ class BlockStoreService(AdministrationService):
     ) -> pb.ReportRunnerResponse:
         try:
             self._runners.put(request)
+            self._partings.reported(request)
             if self._book.book(request):
                 await self._blocking(self._book.refresh)
             if len(request.namespace) == DIGEST_BYTES and request.model:
@@ -181,7 +188,8 @@ class BlockStoreService(AdministrationService):
             uses = await self._uses.messages(report.namespaces)
             runners = self._runners.alive()
             models = self._book.messages({runner.namespace for runner in runners})
-            return stat_message(report, self._started, runners, uses, models)
+            lost = sum_message(self._partings)
+            return stat_message(report, self._started, runners, uses, models, lost)
         except Exception as error:
             await abort(context, "Stat", error, self._seldom)
 

@@ -18,6 +18,7 @@ def stat_message(
     runners: Sequence[pb.RunnerReport],
     namespaces: Sequence[adm.NamespaceUse],
     models: Sequence[adm.ModelUse],
+    partings: adm.PartingsSum,
 ) -> adm.StatResponse:
     counters = report.counters
     return adm.StatResponse(
@@ -43,6 +44,7 @@ def stat_message(
         model_terms=map(_model_terms, report.models),
         by_rows=True,
         look_up=True,
+        partings=partings,
     )
 
 

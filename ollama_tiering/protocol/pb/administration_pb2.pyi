@@ -1,5 +1,6 @@
 from ollama_tiering.store import block_store_pb2 as _block_store_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -86,7 +87,14 @@ class StatResponse(_message.Message):
     namespaces: _containers.RepeatedCompositeFieldContainer[NamespaceUse]
     by_rows: bool
     look_up: bool
-    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[_block_store_pb2.RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ..., model_terms: _Optional[_Iterable[_Union[ModelTerms, _Mapping[str, object]]]] = ..., model_uses: _Optional[_Iterable[_Union[ModelUse, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceUse, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ..., look_up: _Optional[bool] = ...) -> None: ...
+    partings: PartingsSum
+    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[_block_store_pb2.RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ..., model_terms: _Optional[_Iterable[_Union[ModelTerms, _Mapping[str, object]]]] = ..., model_uses: _Optional[_Iterable[_Union[ModelUse, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceUse, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ..., look_up: _Optional[bool] = ..., partings: _Optional[_Union[PartingsSum, _Mapping[str, object]]] = ...) -> None: ...
+
+class PartingsSum(_message.Message):
+    requests: int
+    lost_tokens: int
+    lost_seconds: float
+    def __init__(self, requests: _Optional[int] = ..., lost_tokens: _Optional[int] = ..., lost_seconds: _Optional[float] = ...) -> None: ...
 
 class NamespaceUse(_message.Message):
     namespace: bytes
@@ -247,3 +255,42 @@ class Waste(_message.Message):
 class CollectResponse(_message.Message):
     waste: _containers.RepeatedCompositeFieldContainer[Waste]
     def __init__(self, waste: _Optional[_Iterable[_Union[Waste, _Mapping[str, object]]]] = ...) -> None: ...
+
+class PartingsRequest(_message.Message):
+    last: int
+    model: str
+    models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, last: _Optional[int] = ..., model: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Parting(_message.Message):
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        KIND_UNSPECIFIED: _ClassVar[Parting.Kind]
+        KIND_DIFFERS: _ClassVar[Parting.Kind]
+        KIND_EVICTED: _ClassVar[Parting.Kind]
+        KIND_DAMAGED: _ClassVar[Parting.Kind]
+        KIND_OTHER_SETTINGS: _ClassVar[Parting.Kind]
+    KIND_UNSPECIFIED: Parting.Kind
+    KIND_DIFFERS: Parting.Kind
+    KIND_EVICTED: Parting.Kind
+    KIND_DAMAGED: Parting.Kind
+    KIND_OTHER_SETTINGS: Parting.Kind
+    kind: Parting.Kind
+    unix_seconds: float
+    namespace: DescribedNamespace
+    model: str
+    name: str
+    prompt_tokens: int
+    at_token: int
+    computed_tokens: int
+    lost_tokens: int
+    tokens_per_second: float
+    before: bytes
+    asked: bytes
+    stored: bytes
+    skipped_asked: int
+    skipped_stored: int
+    evicted_unix_seconds: float
+    elsewhere: DescribedNamespace
+    num_ctx: int
+    text_forbidden: bool
+    def __init__(self, kind: _Optional[_Union[Parting.Kind, str]] = ..., unix_seconds: _Optional[float] = ..., namespace: _Optional[_Union[DescribedNamespace, _Mapping[str, object]]] = ..., model: _Optional[str] = ..., name: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., at_token: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., lost_tokens: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., before: _Optional[bytes] = ..., asked: _Optional[bytes] = ..., stored: _Optional[bytes] = ..., skipped_asked: _Optional[int] = ..., skipped_stored: _Optional[int] = ..., evicted_unix_seconds: _Optional[float] = ..., elsewhere: _Optional[_Union[DescribedNamespace, _Mapping[str, object]]] = ..., num_ctx: _Optional[int] = ..., text_forbidden: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""What prompts had to be computed for, although something like them is stored: `tiering why`."""
