@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.models.gguf_words import Vocabulary, read_vocabulary
+from ollama_tiering.models.gguf_words import Vocabulary
 from ollama_tiering.sidecar.manifests import is_blob
 from ollama_tiering.store.tools.parting import BEFORE_TOKENS
+from ollama_tiering.why.vocabularies import Vocabularies
 
 MAX_CHARACTERS: Final = 200
 _LEAD_TOKENS: Final = 12  # shown of what comes before the parting, in a turn that began earlier
@@ -32,8 +33,7 @@ class Words:
     """Reads the vocabulary of each model once, from the given models directories."""
 
     def __init__(self, directories: Sequence[Path]) -> None:
-        self._directories = directories
-        self._known: dict[str, Vocabulary | None] = {}
+        self._vocabularies = Vocabularies(directories)
 
     def of(self, model: str, tokens: bytes, before: int) -> str:
         """One line of at most MAX_CHARACTERS; empty if the model's vocabulary is not found. `model`
@@ -41,14 +41,8 @@ class Words:
         """
         if not tokens or len(tokens) % 4 or not is_blob(model):
             return ""
-        if model not in self._known:
-            self._known[model] = self._read(model)
-        vocabulary = self._known[model]
+        vocabulary = self._vocabularies.of(model)
         return telling_words(vocabulary, array("i", tokens), before) if vocabulary else ""
-
-    def _read(self, model: str) -> Vocabulary | None:
-        found = (read_vocabulary(place / "blobs" / model) for place in self._directories)
-        return next((vocabulary for vocabulary in found if vocabulary), None)
 
 
 @dataclass(frozen=True, slots=True)

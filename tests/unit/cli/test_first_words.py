@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.cli import first_words
 from ollama_tiering.cli.first_words import MAX_CHARACTERS, Words, telling_words
 from ollama_tiering.models import vocab
 from ollama_tiering.models.gguf_words import Vocabulary
 from ollama_tiering.store.tools.parting import BEFORE_TOKENS
+from ollama_tiering.why import vocabularies
 from tests.unit.models.vocabularies import CONTROL, NORMAL, Token, vocabulary_file
 from tests.unit.sidecar.ollama_models import blob
 
@@ -120,13 +120,13 @@ def test_each_vocabulary_is_read_once_from_the_first_directory_that_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    real = first_words.read_vocabulary
+    real = vocabularies.read_vocabulary
 
     def noted(path: Path) -> Vocabulary | None:
         read.append(path)
         return real(path)
 
-    monkeypatch.setattr(first_words, "read_vocabulary", noted)
+    monkeypatch.setattr(vocabularies, "read_vocabulary", noted)
     file = vocabulary_file(tmp_path / "b/blobs" / blob(1), TOKENS)
     found = Words([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
     tokens = array("i", encode("hello")).tobytes()

@@ -1,0 +1,179 @@
+"""What kind of parting it is, told from both sides' tokens. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from ollama_tiering.models.gguf_words import Vocabulary
+from ollama_tiering.why.difference import Difference, difference
+from ollama_tiering.why.turns import Role, Turn, part_at, text, turn_at, turns
+from ollama_tiering.why.values import changed_value
+
+LEAST_LOST: Final = 64  # tokens: fewer are not restored, so nothing is lost with them
+_SHORT: Final = 200  # characters: what is longer is no value
+_FIRST_TOKENS: Final = 8  # that Ollama keeps of a prompt it cuts in the middle of a message
+_CUT_TOKENS: Final = 16  # fewer are no message
+_WORDS: Final = re.compile(r"\w+|[^\w\s]")
+_REASONING: Final = re.compile(
+    r"</?think(?:ing)?>|\[/?THINK\]|</?thought>|analysis<\|message\|>|<unused94>|◁/?think▷"
+)
+_TOOL_CALL: Final = re.compile(
+    r"<tool_call|\[TOOL_CALLS\]|<\|python_tag\|>|<function=|tool▁call|\"arguments\":|\"parameters\":"
+)
+
+
+class Verdict(StrEnum):
+    VALUE = "value"
+    ORDER = "order"
+    REWRITTEN = "rewritten_history"
+    CUT = "cut_prompt"
+    CHANGED = "changed_text"
+    OTHER_PROMPT = "other_prompt"
+    EVICTED = "evicted"
+    DAMAGED = "damaged"
+    OTHER_BUILD = "other_build"
+    OTHER_SETTINGS = "other_settings"
+    NO_TEXT = "no_text"  # nobody can say: the vocabulary was not found, or a rule forbids it
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The part of the prompt in which it parts. `number` is 0 if the turns before are not known."""
+
+    role: Role
+    number: int
+
+    @property
+    def words(self) -> str:
+        of = f"turn {self.number} of" if self.number else "a turn of"
+        return {
+            Role.SYSTEM: "the system prompt",
+            Role.TOOLS: "the tools",
+            Role.USER: f"{of} the user",
+            Role.ASSISTANT: f"{of} the assistant",
+            Role.TOOL: f"a tool's result in turn {self.number}"
+            if self.number
+            else "a tool's result",
+            Role.NONE: "the prompt",
+        }[self.role]
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Token ids before the place, and behind it on both sides. `skipped`: up to where both are the
+    same again. `whole`: `before` begins with the prompt's first token.
+    """
+
+    before: Sequence[int]
+    asked: Sequence[int]
+    stored: Sequence[int]
+    skipped: tuple[int, int] | None
+    lost_tokens: int
+    prompt_tokens: int
+    whole: bool = True
+    num_ctx: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """`what` is the verdict in words."""
+
+    verdict: Verdict
+    what: str
+    place: Place
+    difference: Difference | None = None
+
+
+def place_of(vocabulary: Vocabulary, sides: Sides) -> Place:
+    """Where the prompt parts."""
+    tokens = [*sides.before, *sides.asked]
+    at = len(sides.before)
+    turn = turn_at(turns(vocabulary, tokens), at)
+    return _place(vocabulary, tokens, turn, sides)
+
+
+def judge(vocabulary: Vocabulary, sides: Sides) -> Judgement:
+    """For a prompt that differs from what is stored."""
+    at = len(sides.before)
+    asked, stored = [*sides.before, *sides.asked], [*sides.before, *sides.stored]
+    mine, other = turns(vocabulary, asked), turns(vocabulary, stored)
+    turn, stored_turn = turn_at(mine, at), turn_at(other, at)
+    place = _place(vocabulary, asked, turn, sides)
+    skipped = sides.skipped if sides.lost_tokens >= LEAST_LOST else None
+    found = difference(vocabulary, sides.before, sides.asked, sides.stored, skipped)
+
+    def judged(verdict: Verdict, what: str) -> Judgement:
+        return Judgement(verdict, what, place, found)
+
+    if _same_words(vocabulary, asked[at : turn.stop], stored[at : stored_turn.stop], place):
+        found = difference(vocabulary, sides.before, sides.asked, sides.stored, None)
+        return Judgement(Verdict.ORDER, f"{place.words}: the same in another order", place, found)
+    if skipped is None:
+        return judged(Verdict.OTHER_PROMPT, "another prompt that begins alike")
+    removed = skipped[1] - skipped[0]
+    if removed >= _CUT_TOKENS and _is_cut(other, at, skipped[1], turn, place):
+        return judged(Verdict.CUT, _cut_words(sides, removed))
+    if len(found.prompt.differs) <= _SHORT and len(found.stored.differs) <= _SHORT:
+        sides_of_it = found.prompt.whole, found.stored.whole
+        if kind := changed_value(*sides_of_it, found.prompt.differs, found.stored.differs):
+            return judged(Verdict.VALUE, f"{kind} that changes, in {place.words}")
+    if place.role in (Role.ASSISTANT, Role.TOOL) or _is_past(mine, turn):
+        around = text(vocabulary, stored[max(0, stored_turn.start - 2) : at + skipped[1]])
+        around += text(vocabulary, asked[max(0, turn.start - 2) : at + skipped[0]])
+        return judged(Verdict.REWRITTEN, _rewritten_words(around, place, removed))
+    return judged(Verdict.CHANGED, f"a text that changed, in {place.words}")
+
+
+def _place(vocabulary: Vocabulary, tokens: Sequence[int], turn: Turn, sides: Sides) -> Place:
+    role = part_at(vocabulary, tokens, turn, len(sides.before))
+    return Place(role, turn.number if sides.whole else 0)
+
+
+def _same_words(
+    vocabulary: Vocabulary, asked: Sequence[int], stored: Sequence[int], place: Place
+) -> bool:
+    """Whether the rest of the part has the same words on both sides, and so in another order."""
+    if place.role in (Role.ASSISTANT, Role.TOOL):
+        return False
+    mine, other = (_WORDS.findall(text(vocabulary, side)) for side in (asked, stored))
+    return len(mine) > 3 and mine != other and Counter(mine) == Counter(other)
+
+
+def _is_cut(other: Sequence[Turn], at: int, skipped: int, turn: Turn, place: Place) -> bool:
+    """Whether the prompt's first messages are gone: whole ones, right behind the system prompt; or
+    what comes after the few tokens that are always kept.
+    """
+    if at <= _FIRST_TOKENS:
+        return True
+    whole = any(at < one.start <= at + skipped for one in other)
+    return whole and turn.number <= 1 and place.role not in (Role.SYSTEM, Role.TOOLS)
+
+
+def _is_past(mine: Sequence[Turn], turn: Turn) -> bool:
+    """Whether it is a message of the user that was answered already."""
+    later = any(one.role is Role.ASSISTANT and one.start >= turn.stop for one in mine[:-1])
+    return turn.role is Role.USER and later
+
+
+def _cut_words(sides: Sides, removed: int) -> str:
+    needed = sides.prompt_tokens + removed
+    if sides.num_ctx >= needed:
+        return f"the client left out its first messages ({removed:,} tokens)"
+    num_ctx = f"num_ctx {sides.num_ctx:,}" if sides.num_ctx else "num_ctx"
+    left = f", {sides.prompt_tokens:,} were left of them" if not sides.num_ctx else ""
+    return f"Ollama cut the prompt: {num_ctx} is too small for {needed:,} tokens{left}"
+
+
+def _rewritten_words(around: str, place: Place, removed: int) -> str:
+    if place.role is Role.ASSISTANT and _REASONING.search(around):
+        return f"{place.words}: the reasoning of an earlier answer is not in the prompt any more"
+    if place.role is Role.ASSISTANT and _TOOL_CALL.search(around):
+        return f"{place.words}: a tool call is not written as the model wrote it"
+    if place.role is Role.USER and removed > 0:
+        return f"{place.words}: some text is not in that message any more"
+    return f"{place.words}: it is not written as it was"
