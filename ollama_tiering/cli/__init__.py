@@ -50,6 +50,10 @@ COMMANDS = {
         "ollama_tiering.cli.status:status",
         "Show what is stored, what it saved, and which models use it.",
     ),
+    "why": (
+        "ollama_tiering.cli.why:why",
+        "Show why prompts were computed again, and what to do about it.",
+    ),
     "logs": ("ollama_tiering.cli.logs:logs", "Show the logs of `tiering up`."),
     "config": (
         "ollama_tiering.cli.config:config",

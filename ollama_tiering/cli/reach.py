@@ -28,6 +28,15 @@ def listens(path: Path) -> bool:
     return True
 
 
+def require_there(path: Path) -> None:
+    """ServiceError if there is no sidecar's socket."""
+    if not listens(path) and not path.is_socket():
+        raise ServiceError(
+            f"no sidecar runs: {path} is not there",
+            hint="start Ollama with it: tiering up (or the service alone: tiering sidecar)",
+        )
+
+
 def memory_of(path: Path) -> MemoryLimit | None:
     """What the memory groups of the sidecar on this socket may have; None if they have no limit, or
     it cannot be seen from here.

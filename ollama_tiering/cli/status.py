@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ollama_tiering import config
-from ollama_tiering.cli import NamedPath, status_rules, status_shortfalls, status_use
-from ollama_tiering.cli.reach import listens, memory_of
+from ollama_tiering.cli import (
+    NamedPath,
+    status_partings,
+    status_rules,
+    status_shortfalls,
+    status_use,
+)
+from ollama_tiering.cli.reach import memory_of, require_there
 from ollama_tiering.config import MemoryLimit, agreeing, count, format_size
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.protocol import cache_memory
@@ -56,11 +62,7 @@ def status(socket: Path | None, as_json: bool) -> None:
 
 
 def _ask(path: Path) -> adm.StatResponse:
-    if not listens(path) and not path.is_socket():
-        raise ServiceError(
-            f"no sidecar runs: {path} is not there",
-            hint="start Ollama with it: tiering up (or the service alone: tiering sidecar)",
-        )
+    require_there(path)
     from ollama_tiering.client.admin_client import SidecarAdministration  # slow to import
     from ollama_tiering.system.listener import Stranger
 
@@ -132,6 +134,7 @@ def _document(
         "q8_0_namespaces": [namespace.hex() for namespace in answer.q8_0_namespaces],
         "models": status_rules.documents(answer),
         "model_uses": status_use.documents(answer, names),
+        "partings": status_partings.document(answer),
         "saved_seconds": Saved.of(answer.model_uses).seconds,
         "runners": [
             {
@@ -208,6 +211,7 @@ def _lines(
     yield from status_rules.lines(answer)
     names = status_use.names(answer)
     yield from status_use.lines(answer, names)
+    yield from status_partings.lines(answer)
     if not answer.runners:
         yield "runners: no model is loaded" if answer.model_uses else "runners: none has reported"
     for runner in answer.runners:

@@ -1,0 +1,121 @@
+"""How `tiering why` shows what it found: to people, the causes; as JSON, every parting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ollama_tiering.config import count
+from ollama_tiering.protocol.seconds_saved import duration
+
+if TYPE_CHECKING:
+    from ollama_tiering.why.explain import Cause, Explained
+
+_DOCUMENT_VERSION: Final = 1
+_INDENT: Final = 2
+_CHARACTERS: Final = 20  # around a difference at least, however narrow the terminal is
+_LABEL: Final = 8  # `stored  `
+_PIPE_WIDTH: Final = 1000
+
+
+def show(
+    causes: Sequence[Cause], explained: Sequence[Explained], since: float, *, text: bool
+) -> None:
+    """The cause that cost most first."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(width=_PIPE_WIDTH, highlight=False)
+    for cause in causes:
+        console.print(Text(_headline(cause), style="bold"))
+        for line in _lines(cause, console.width, text=text):
+            console.print(Padding(_styled(line), (0, 0, 0, _INDENT)))
+    console.print(Text(_last_line(causes, explained, since)))
+
+
+def document(explained: Sequence[Explained], since: float, *, text: bool) -> dict[str, Any]:
+    """Every parting, those that are no fault too, the latest first."""
+    return {
+        "version": _DOCUMENT_VERSION,
+        "since_unix_seconds": since,
+        "partings": [_entry(one, text=text) for one in explained],
+    }
+
+
+def _entry(one: Explained, *, text: bool) -> dict[str, Any]:
+    judgement, recipe = one.judgement, one.recipe
+    found = judgement.difference if text else None
+    return {
+        "model": one.model,
+        "unix_seconds": one.unix_seconds,
+        "verdict": str(judgement.verdict),
+        "what": judgement.what,
+        "is_fault": one.is_fault,
+        "part": str(judgement.place.role) or None,
+        "turn": judgement.place.number or None,
+        "prompt_tokens": one.prompt_tokens,
+        "at_token": one.at_token,
+        "computed_tokens": one.computed_tokens,
+        "lost_tokens": one.lost_tokens,
+        "lost_seconds": one.lost_seconds,
+        "prompt_text": found.prompt.marked() if found else None,
+        "stored_text": found.stored.marked() if found else None,
+        "settings": {name: list(both) for name, both in one.elsewhere.items()},
+        "client": recipe.client if recipe else None,
+        "cure": recipe.cure if recipe else None,
+        "source": recipe.source if recipe else None,
+    }
+
+
+def _headline(cause: Cause) -> str:
+    cost = f"{count(cause.lost_tokens, 'token')} that were stored"
+    if cause.lost_seconds is not None:
+        cost = f"{duration(cause.lost_seconds)}, {cost}"
+    if not cause.lost_tokens:
+        cost = "nothing that was stored"
+    times = "once" if cause.times == 1 else f"{cause.times:,} times"
+    return f"{cause.latest.model}: computed again {times}: {cost}"
+
+
+def _lines(cause: Cause, width: int, *, text: bool) -> Iterator[str]:
+    one = cause.latest
+    yield one.judgement.what
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.unix_seconds))
+    yield f"last {when}, at token {one.at_token:,} of {one.prompt_tokens:,}"
+    for name, (stored, asked) in one.elsewhere.items():
+        yield f"{name}: {stored} → {asked}"
+    if text and (found := one.judgement.difference):
+        room = (width - _INDENT - _LABEL) // 4  # before, twice for what differs, behind
+        around = max(_CHARACTERS // 2, min(40, room))
+        yield f"stored  {found.stored.marked(around)}"
+        yield f"prompt  {found.prompt.marked(around)}"
+    if one.recipe:
+        of = f" ({one.recipe.client})" if one.recipe.client else ""
+        yield f"cure{of}: {one.recipe.cure}"
+        yield f"source: {one.recipe.source}"
+
+
+def _styled(line: str) -> Any:
+    """What differs stands out."""
+    from rich.text import Text
+
+    from ollama_tiering.why.difference import CLOSE, OPEN
+
+    shown = Text(line)
+    if (start := line.find(OPEN)) >= 0 and (stop := line.rfind(CLOSE)) > start:
+        shown.stylize("reverse", start, stop + 1)
+    return shown
+
+
+def _last_line(causes: Sequence[Cause], explained: Sequence[Explained], since: float) -> str:
+    others = sum(not one.is_fault for one in explained)
+    start = time.strftime("%Y-%m-%d %H:%M", time.localtime(since))
+    new = f"{count(others, 'prompt')} that only began like others, which is no fault"
+    if not causes:
+        found = f"nothing that was stored had to be computed again since {start}"
+        return f"{found}; {new}" if others else found
+    return f"since {start}; beside these {new}" if others else f"since {start}"
