@@ -19,8 +19,8 @@ def lines(answer: adm.StatResponse) -> Iterator[str]:
     lost = answer.partings
     if lost.lost_seconds > _WORTH_SECONDS:
         yield (
-            f"computed again in 24 h: {duration(lost.lost_seconds)}, "
-            f"{count(lost.requests, 'prompt')} that changed or went; tiering why says more"
+            f"computed again in 24 h: {duration(lost.lost_seconds)} in "
+            f"{count(lost.requests, 'prompt')}; tiering why says why"
         )
 
 

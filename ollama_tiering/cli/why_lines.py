@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 _DOCUMENT_VERSION: Final = 1
 _INDENT: Final = 2
-_CHARACTERS: Final = 20  # around a difference at least, however narrow the terminal is
-_LABEL: Final = 8  # `stored  `
-_PIPE_WIDTH: Final = 1000
+_PIPE_WIDTH: Final = 1000  # without a terminal, nothing is wrapped
 
 
 def show(
@@ -25,6 +23,7 @@ def show(
     """The cause that cost most first."""
     from rich.console import Console
     from rich.padding import Padding
+    from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
@@ -32,8 +31,12 @@ def show(
         console = Console(width=_PIPE_WIDTH, highlight=False)
     for cause in causes:
         console.print(Text(_headline(cause), style="bold"))
-        for line in _lines(cause, console.width, text=text):
-            console.print(Padding(_styled(line), (0, 0, 0, _INDENT)))
+        rows = Table.grid(padding=(0, 2, 0, 0))
+        rows.add_column(no_wrap=True, style="dim")
+        rows.add_column(overflow="fold")
+        for label, words in _rows(cause, text=text):
+            rows.add_row(label, _styled(words))
+        console.print(Padding(rows, (0, 0, 1, _INDENT)))
     console.print(Text(_last_line(causes, explained, since)))
 
 
@@ -81,22 +84,20 @@ def _headline(cause: Cause) -> str:
     return f"{cause.latest.model}: computed again {times}: {cost}"
 
 
-def _lines(cause: Cause, width: int, *, text: bool) -> Iterator[str]:
+def _rows(cause: Cause, *, text: bool) -> Iterator[tuple[str, str]]:
     one = cause.latest
-    yield one.judgement.what
+    yield "what", one.judgement.what
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.unix_seconds))
-    yield f"last {when}, at token {one.at_token:,} of {one.prompt_tokens:,}"
+    yield "where", f"token {one.at_token:,} of {one.prompt_tokens:,}, last on {when}"
     for name, (stored, asked) in one.elsewhere.items():
-        yield f"{name}: {stored} → {asked}"
+        yield "", f"{name}: {stored} → {asked}"
     if text and (found := one.judgement.difference):
-        room = (width - _INDENT - _LABEL) // 4  # before, twice for what differs, behind
-        around = max(_CHARACTERS // 2, min(40, room))
-        yield f"stored  {found.stored.marked(around)}"
-        yield f"prompt  {found.prompt.marked(around)}"
+        yield "stored", found.stored.marked()
+        yield "prompt", found.prompt.marked()
     if one.recipe:
-        of = f" ({one.recipe.client})" if one.recipe.client else ""
-        yield f"cure{of}: {one.recipe.cure}"
-        yield f"source: {one.recipe.source}"
+        client = f"{one.recipe.client}: " if one.recipe.client else ""
+        yield "cure", f"{client}{one.recipe.cure}"
+        yield "source", one.recipe.source
 
 
 def _styled(line: str) -> Any:

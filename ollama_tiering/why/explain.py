@@ -14,9 +14,9 @@ from ollama_tiering.why.turns import Role, text
 from ollama_tiering.why.verdicts import (
     LEAST_LOST,
     Judgement,
+    PartingVerdict,
     Place,
     Sides,
-    Verdict,
     judge,
     place_of,
 )
@@ -45,13 +45,13 @@ class Explained:
     elsewhere: Mapping[str, tuple[str, str]]  # setting -> (stored, asked)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> PartingVerdict:
         return self.judgement.verdict
 
     @property
     def is_fault(self) -> bool:
         """Whether there is something to know: another prompt is none, unless a recipe is for it."""
-        if self.verdict is Verdict.OTHER_PROMPT:
+        if self.verdict is PartingVerdict.OTHER_PROMPT:
             return self.recipe is not None
         return self.lost_tokens >= LEAST_LOST
 
@@ -103,7 +103,7 @@ class Explainer:
         readable = vocabulary if sides.before or sides.asked else None
         differs = message.kind == adm.Parting.KIND_DIFFERS
         if readable is None:
-            verdict = Verdict.NO_TEXT if differs else _verdict(message, elsewhere)
+            verdict = PartingVerdict.NO_TEXT if differs else _verdict(message, elsewhere)
             return Judgement(verdict, _words(message, verdict), _NOWHERE), "", ""
         prompt = text(readable, list(islice([*sides.before, *sides.asked], _PROMPT_TOKENS)))
         if differs:
@@ -156,25 +156,27 @@ def _sides(message: adm.Parting) -> Sides:
     )
 
 
-def _verdict(message: adm.Parting, elsewhere: Mapping[str, tuple[str, str]]) -> Verdict:
+def _verdict(message: adm.Parting, elsewhere: Mapping[str, tuple[str, str]]) -> PartingVerdict:
     if message.kind == adm.Parting.KIND_EVICTED:
-        return Verdict.EVICTED
+        return PartingVerdict.EVICTED
     if message.kind == adm.Parting.KIND_DAMAGED:
-        return Verdict.DAMAGED
+        return PartingVerdict.DAMAGED
     if message.kind == adm.Parting.KIND_OTHER_SETTINGS:
-        return Verdict.OTHER_BUILD if "engine" in elsewhere else Verdict.OTHER_SETTINGS
-    return Verdict.NO_TEXT
+        return (
+            PartingVerdict.OTHER_BUILD if "engine" in elsewhere else PartingVerdict.OTHER_SETTINGS
+        )
+    return PartingVerdict.NO_TEXT
 
 
-def _words(message: adm.Parting, verdict: Verdict) -> str:
-    if verdict is Verdict.NO_TEXT and message.text_forbidden:
+def _words(message: adm.Parting, verdict: PartingVerdict) -> str:
+    if verdict is PartingVerdict.NO_TEXT and message.text_forbidden:
         return "a rule in config.toml forbids to show text of this model"
     return {
-        Verdict.EVICTED: "it was stored, and was evicted",
-        Verdict.DAMAGED: "it was stored, and its blocks are damaged or cannot be read",
-        Verdict.OTHER_BUILD: "it is stored for another build of the engine",
-        Verdict.OTHER_SETTINGS: "it is stored under other settings",
-        Verdict.NO_TEXT: "it differs from what is stored; its model's vocabulary was not found",
+        PartingVerdict.EVICTED: "it was stored, and was evicted",
+        PartingVerdict.DAMAGED: "it was stored, and its blocks are damaged or cannot be read",
+        PartingVerdict.OTHER_BUILD: "it is stored for another build of the engine",
+        PartingVerdict.OTHER_SETTINGS: "it is stored under other settings",
+        PartingVerdict.NO_TEXT: "it differs from what is stored; its vocabulary was not found",
     }[verdict]
 
 

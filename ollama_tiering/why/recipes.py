@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from ollama_tiering.errors import ConfigError, did_you_mean, plain
 from ollama_tiering.why.turns import Role
-from ollama_tiering.why.verdicts import Verdict
+from ollama_tiering.why.verdicts import PartingVerdict
 
 FILE_NAME: Final = "recipes.toml"
 _KEYS: Final = ("client", "verdicts", "parts", "text", "prompt", "cure", "source")
 _SEARCHED: Final = 20_000  # characters
-_VERDICTS: Final = tuple(str(one) for one in Verdict)
+_VERDICTS: Final = tuple(str(one) for one in PartingVerdict)
 _PARTS: Final = tuple(str(one) for one in Role if one)
 
 
@@ -37,7 +37,7 @@ class Recipe:
     text: re.Pattern[str] | None = None
     prompt: re.Pattern[str] | None = None
 
-    def fits(self, verdict: Verdict, part: Role, around: str, prompt: str) -> bool:
+    def fits(self, verdict: PartingVerdict, part: Role, around: str, prompt: str) -> bool:
         return (
             (not self.verdicts or verdict in self.verdicts)
             and (not self.parts or part in self.parts)
@@ -47,7 +47,7 @@ class Recipe:
 
 
 def fitting(
-    recipes: Iterable[Recipe], verdict: Verdict, part: Role, around: str, prompt: str
+    recipes: Iterable[Recipe], verdict: PartingVerdict, part: Role, around: str, prompt: str
 ) -> Recipe | None:
     """The first one."""
     return next((one for one in recipes if one.fits(verdict, part, around, prompt)), None)

@@ -27,7 +27,7 @@ _TOOL_CALL: Final = re.compile(
 )
 
 
-class Verdict(StrEnum):
+class PartingVerdict(StrEnum):
     VALUE = "value"
     ORDER = "order"
     REWRITTEN = "rewritten_history"
@@ -83,7 +83,7 @@ class Sides:
 class Judgement:
     """`what` is the verdict in words."""
 
-    verdict: Verdict
+    verdict: PartingVerdict
     what: str
     place: Place
     difference: Difference | None = None
@@ -107,26 +107,28 @@ def judge(vocabulary: Vocabulary, sides: Sides) -> Judgement:
     skipped = sides.skipped if sides.lost_tokens >= LEAST_LOST else None
     found = difference(vocabulary, sides.before, sides.asked, sides.stored, skipped)
 
-    def judged(verdict: Verdict, what: str) -> Judgement:
+    def judged(verdict: PartingVerdict, what: str) -> Judgement:
         return Judgement(verdict, what, place, found)
 
     if _same_words(vocabulary, asked[at : turn.stop], stored[at : stored_turn.stop], place):
         found = difference(vocabulary, sides.before, sides.asked, sides.stored, None)
-        return Judgement(Verdict.ORDER, f"{place.words}: the same in another order", place, found)
+        return Judgement(
+            PartingVerdict.ORDER, f"{place.words}: the same in another order", place, found
+        )
     if skipped is None:
-        return judged(Verdict.OTHER_PROMPT, "another prompt that begins alike")
+        return judged(PartingVerdict.OTHER_PROMPT, "another prompt that begins alike")
     removed = skipped[1] - skipped[0]
     if removed >= _CUT_TOKENS and _is_cut(other, at, skipped[1], turn, place):
-        return judged(Verdict.CUT, _cut_words(sides, removed))
+        return judged(PartingVerdict.CUT, _cut_words(sides, removed))
     if len(found.prompt.differs) <= _SHORT and len(found.stored.differs) <= _SHORT:
         sides_of_it = found.prompt.whole, found.stored.whole
         if kind := changed_value(*sides_of_it, found.prompt.differs, found.stored.differs):
-            return judged(Verdict.VALUE, f"{kind} that changes, in {place.words}")
+            return judged(PartingVerdict.VALUE, f"{kind} that changes, in {place.words}")
     if place.role in (Role.ASSISTANT, Role.TOOL) or _is_past(mine, turn):
         around = text(vocabulary, stored[max(0, stored_turn.start - 2) : at + skipped[1]])
         around += text(vocabulary, asked[max(0, turn.start - 2) : at + skipped[0]])
-        return judged(Verdict.REWRITTEN, _rewritten_words(around, place, removed))
-    return judged(Verdict.CHANGED, f"a text that changed, in {place.words}")
+        return judged(PartingVerdict.REWRITTEN, _rewritten_words(around, place, removed))
+    return judged(PartingVerdict.CHANGED, f"a text that changed, in {place.words}")
 
 
 def _place(vocabulary: Vocabulary, tokens: Sequence[int], turn: Turn, sides: Sides) -> Place:

@@ -67,7 +67,8 @@ class Partings:
         self._noting = threading.Lock()
         self._requests: dict[tuple[int, bytes], int] = {}  # that a runner has counted so far
         self._rates: dict[bytes, float] = {}  # tokens/s of prefill, by namespace
-        self._lock = threading.Lock()
+        self._digesting = threading.Lock()
+        self._lock = threading.Lock()  # of the record; held for no time to speak of
         self._record = PartingRecord()
 
     def reported(self, report: pb.RunnerReport) -> None:
@@ -95,13 +96,18 @@ class Partings:
 
     def digest(self) -> None:
         """Makes partings of what was noted. May take long after many look-ups."""
-        with self._lock:
+        with self._digesting:
             while (noted := self._finder.next()) is not None:
-                if (parting := noted[1]) is not None:
-                    allowed = self._finder.text_allowed(parting.namespace)
-                    self._record.add(kept(parting, tokens=allowed))
+                if (parting := noted[1]) is None:
+                    continue
+                one = kept(parting, tokens=self._finder.text_allowed(parting.namespace))
+                with self._lock:
+                    self._record.add(one)
             while self._ended:
-                self._settle(self._ended.popleft())
+                ended = self._ended.popleft()
+                num_ctx = context_of(ended.pid)
+                with self._lock:
+                    self._settle(ended, num_ctx)
 
     async def keep_up(self, pool: Executor) -> None:
         """Digests now and then, until it is cancelled."""
@@ -143,7 +149,7 @@ class Partings:
                 seconds += lost / rate if rate else 0.0
         return Lost(requests, tokens, seconds)
 
-    def _settle(self, ended: _Ended) -> None:
+    def _settle(self, ended: _Ended, num_ctx: int) -> None:
         """What became of a request whose look-up fell short, or whose blocks could not be read."""
         one = next((kept for kept in self._record if _is_of(kept, ended)), None)
         if ended.shortfall in NOT_THERE:
@@ -158,9 +164,7 @@ class Partings:
         if more_in_memory or not for_this:
             self._record.drop(one)  # it was not why the prompt was computed
             return
-        one.computed_tokens = ended.computed_tokens
-        if one.parting.skipped_stored >= LEAST_LOST:  # perhaps the prompt was cut
-            one.num_ctx = context_of(ended.pid)
+        one.computed_tokens, one.num_ctx = ended.computed_tokens, num_ctx
 
 
 def _is_of(one: KeptParting, ended: _Ended) -> bool:

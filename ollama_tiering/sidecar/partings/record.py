@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ollama_tiering.store.tools.partings import Parting
+from ollama_tiering.store.tools.partings import LEAST_LOST, Parting
 
 MOST: Final = 256
-MOST_BYTES: Final = 12 << 20  # of their packed tokens
+MOST_WITHOUT_LOSS: Final = 64  # of prompts that only began like others
+MOST_BYTES: Final = 10 << 20  # of their packed tokens
 _LEVEL: Final = 1  # of zlib: tokens are two thirds zeros, which goes fast
 _PER_PARTING: Final = 1 << 10  # bytes of everything else
 
@@ -70,6 +71,10 @@ class PartingRecord:
     def add(self, one: KeptParting) -> None:
         self._kept.append(one)
         self.size_bytes += one.size_bytes
+        if one.parting.lost_tokens < LEAST_LOST:
+            others = [other for other in self._kept if other.parting.lost_tokens < LEAST_LOST]
+            if len(others) > MOST_WITHOUT_LOSS:
+                self.drop(others[0])
         while len(self._kept) > MOST or self.size_bytes > MOST_BYTES:
             self.size_bytes -= self._kept.popleft().size_bytes
 

@@ -13,7 +13,7 @@ from ollama_tiering.store.block.key import DEFAULT_BLOCK_TOKENS, TOKEN_BYTES, Bl
 from ollama_tiering.store.books.histories import Walk
 from ollama_tiering.store.books.state import StoreState
 from ollama_tiering.store.books.tree import BlockRecord, common_rows
-from ollama_tiering.store.books.watch import Asked
+from ollama_tiering.store.books.watch import ShortLookUp
 
 MOST_PATHS: Final = 8  # that part from a prompt at the same token: those used last
 _MOST_SIBLINGS: Final = 512  # among which these are looked for
@@ -22,7 +22,7 @@ _MOST_NAMESPACES: Final = 16  # of one model
 _STEP: Final = DEFAULT_BLOCK_TOKENS * TOKEN_BYTES
 
 
-def continuations(state: StoreState, asked: Asked, most_tokens: int) -> list[bytes]:
+def continuations(state: StoreState, asked: ShortLookUp, most_tokens: int) -> list[bytes]:
     """What each stored path has behind the last token that the prompt shares with it, the path that
     was used last first. Nothing, if what is stored only ends there.
     """
@@ -44,7 +44,7 @@ def continuations(state: StoreState, asked: Asked, most_tokens: int) -> list[byt
     return [_path(state, start, rows, most_tokens) for start in starts]
 
 
-def evicted(state: StoreState, asked: Asked) -> tuple[int, float]:
+def evicted(state: StoreState, asked: ShortLookUp) -> tuple[int, float]:
     """How many tokens of the prompt lay in blocks that were evicted, right behind those that are
     there still; and when the first of them was.
     """
@@ -66,7 +66,7 @@ def evicted(state: StoreState, asked: Asked) -> tuple[int, float]:
     return (lost, since) if blocks and lost > 0 else (0, 0.0)
 
 
-def elsewhere(state: StoreState, asked: Asked) -> tuple[int, NamespaceId | None]:
+def elsewhere(state: StoreState, asked: ShortLookUp) -> tuple[int, NamespaceId | None]:
     """How many of the prompt's first tokens are stored under other settings of its model, or for
     another build of the engine; and where.
     """
@@ -83,7 +83,7 @@ def elsewhere(state: StoreState, asked: Asked) -> tuple[int, NamespaceId | None]
     return best
 
 
-def _place(asked: Asked) -> tuple[bytes, bytes, bytes] | None:
+def _place(asked: ShortLookUp) -> tuple[bytes, bytes, bytes] | None:
     """The parent of the blocks in which paths part, what they share with the prompt, and what
     the prompt goes on with.
     """

@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 from ollama_tiering.store.block.key import TOKEN_BYTES, BlockKey, NamespaceId
 from ollama_tiering.store.books.tree import BlockRecord
 
-MOST_ASKED: Final = 64  # that nobody has looked at yet
-MOST_BYTES: Final = 5 << 20  # of their tokens
-MOST_EVICTED: Final = 1 << 14
+MOST_LOOK_UPS: Final = 64  # that nobody has looked at yet
+MOST_BYTES: Final = 4 << 20  # of their tokens
+MOST_EVICTED: Final = 1 << 13
 
 
-class Asked(NamedTuple):
+class ShortLookUp(NamedTuple):
     """A look-up that found `matched_tokens` of its prompt; `last` is the last block it found, which
     may match in part.
     """
@@ -30,6 +30,10 @@ class Asked(NamedTuple):
     matched_tokens: int
     last: BlockRecord | None
     last_rows: int
+
+
+# The same, which takes half the time to make.
+_Note = tuple[float, NamespaceId, bytes, int, BlockRecord | None, int]
 
 
 class Evicted(NamedTuple):
@@ -43,7 +47,7 @@ class Watch:
     def __init__(self) -> None:
         self.listening = False
         self._lock = threading.Lock()
-        self._asked: deque[Asked] = deque()
+        self._short: deque[_Note] = deque()
         self._bytes = 0
         self._evicted: dict[int, Evicted] = {}  # by parent and tokens; the latest is last
 
@@ -57,24 +61,31 @@ class Watch:
         """A look-up is over. One that found all but the last token fell short of nothing."""
         if not self.listening:
             return
-        matched = sum(rows for _, rows in found)
-        if matched >= len(tokens) // TOKEN_BYTES - 1:
+        last, rows, matched = None, 0, 0
+        if found:  # in part only the last block is
+            last, rows = found[-1]
+            matched = (len(found) - 1) * found[0][1] + rows
+        size = len(tokens)
+        if (matched + 1) * TOKEN_BYTES >= size:
             return
-        last, rows = found[-1] if found else (None, 0)
         with self._lock:
-            self._asked.append(Asked(unix_seconds, namespace, tokens, matched, last, rows))
-            self._bytes += len(tokens)
-            while len(self._asked) > MOST_ASKED or self._bytes > MOST_BYTES:
-                self._bytes -= len(self._asked.popleft().tokens)
+            self._short.append((unix_seconds, namespace, tokens, matched, last, rows))
+            self._bytes += size
+            if len(self._short) > MOST_LOOK_UPS or self._bytes > MOST_BYTES:
+                self._trim()
 
-    def take(self) -> Asked | None:
+    def take(self) -> ShortLookUp | None:
         """The oldest one that nobody has taken yet."""
         with self._lock:
-            if not self._asked:
+            if not self._short:
                 return None
-            asked = self._asked.popleft()
-            self._bytes -= len(asked.tokens)
-            return asked
+            one = ShortLookUp(*self._short.popleft())
+            self._bytes -= len(one.tokens)
+            return one
+
+    def _trim(self) -> None:
+        while len(self._short) > MOST_LOOK_UPS or self._bytes > MOST_BYTES:
+            self._bytes -= len(self._short.popleft()[2])
 
     def evicted(self, record: BlockRecord, unix_seconds: float) -> None:
         """The last copy of a block was evicted. The caller holds the store's lock."""

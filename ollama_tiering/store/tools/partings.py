@@ -15,13 +15,14 @@ from typing import Final
 from ollama_tiering.store.block.key import TOKEN_BYTES, NamespaceId
 from ollama_tiering.store.books import following
 from ollama_tiering.store.books.state import StoreState
-from ollama_tiering.store.books.watch import Asked
+from ollama_tiering.store.books.watch import ShortLookUp
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tools.resync import Resync, resync
 
 MOST_BEFORE: Final = 32 << 10  # tokens: they tell in which turn it is
 MOST_BEHIND: Final = 16 << 10  # ... of either side: an order is told by all of it
-LEAST_LOST: Final = 64  # tokens: less is not worth a word
+LEAST_LOST: Final = 64  # tokens: fewer are not restored, so nothing is lost with them
+MOST_WITHOUT_LOSS: Final = 4 << 10  # tokens on each side, where nothing was lost
 
 
 class PartingKind(IntEnum):
@@ -61,7 +62,7 @@ class PartingFinder:
         self._state: StoreState = store.state
         self._state.watch.listening = True
 
-    def next(self) -> tuple[Asked, Parting | None] | None:
+    def next(self) -> tuple[ShortLookUp, Parting | None] | None:
         """Of the oldest note. None if there is no note."""
         asked = self._state.watch.take()
         return None if asked is None else (asked, self._parting(asked))
@@ -74,7 +75,7 @@ class PartingFinder:
         """File name; empty where it is not known."""
         return self._state.terms.model(namespace)
 
-    def _parting(self, asked: Asked) -> Parting | None:
+    def _parting(self, asked: ShortLookUp) -> Parting | None:
         lost, since = following.evicted(self._state, asked)
         if lost >= LEAST_LOST:
             return _made(asked, PartingKind.EVICTED, lost, evicted_unix_seconds=since)
@@ -92,25 +93,29 @@ class PartingFinder:
             skipped_stored=same.skipped_stored,
         )
 
-    def _best(self, asked: Asked) -> tuple[bytes | None, Resync | None]:
+    def _best(self, asked: ShortLookUp) -> tuple[bytes | None, Resync | None]:
         """The stored path with which the prompt has most in common behind the parting."""
         behind = asked.tokens[asked.matched_tokens * TOKEN_BYTES :][: MOST_BEHIND * TOKEN_BYTES]
         paths = following.continuations(self._state, asked, MOST_BEHIND)
-        found = [(path, resync(behind, path)) for path in paths]
-        if not found:
+        if not paths:
             return None, None
-        return max(found, key=lambda one: one[1].same_tokens if one[1] else 0)
+        first = [(resync(behind, path, most_runs=1), path) for path in paths]
+        best = max(first, key=lambda one: one[0].same_tokens if one[0] else 0)[1]
+        return best, resync(behind, best)
 
 
 def _made(
-    asked: Asked,
+    asked: ShortLookUp,
     kind: PartingKind,
     lost_tokens: int,
     stored: bytes = b"",
     **more: object,
 ) -> Parting:
     at = asked.matched_tokens * TOKEN_BYTES
-    first = max(0, at - MOST_BEFORE * TOKEN_BYTES)
+    most_before, most_behind = MOST_BEFORE, MOST_BEHIND
+    if lost_tokens < LEAST_LOST:
+        most_before = most_behind = MOST_WITHOUT_LOSS
+    first = max(0, at - most_before * TOKEN_BYTES)
     return Parting(
         kind=kind,
         unix_seconds=asked.unix_seconds,
@@ -119,7 +124,7 @@ def _made(
         at_token=asked.matched_tokens,
         lost_tokens=lost_tokens,
         before=asked.tokens[first:at],
-        asked=asked.tokens[at : at + MOST_BEHIND * TOKEN_BYTES],
-        stored=stored,
+        asked=asked.tokens[at : at + most_behind * TOKEN_BYTES],
+        stored=stored[: most_behind * TOKEN_BYTES],
         **more,  # type: ignore[arg-type]
     )

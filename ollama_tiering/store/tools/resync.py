@@ -11,7 +11,7 @@ RUN_TOKENS: Final = 16  # fewer in a row are the same by chance, or by the chat 
 _EACH: Final = 256  # offsets that are all tried; those behind only
 _STRIDE: Final = 8  # ... one in so many
 _FAR_TOKENS: Final = 8192  # behind a place where the two differ
-_MOST_RUNS: Final = 64
+MOST_RUNS: Final = 16
 
 
 class Resync(NamedTuple):
@@ -24,11 +24,13 @@ class Resync(NamedTuple):
     same_tokens: int
 
 
-def resync(asked: bytes, stored: bytes) -> Resync | None:
-    """Both int32 tokens, from where they part. None if they have nothing in common again."""
+def resync(asked: bytes, stored: bytes, most_runs: int = MOST_RUNS) -> Resync | None:
+    """Both int32 tokens, from where they part. None if they have nothing in common again. Each run
+    takes some milliseconds to find.
+    """
     first: tuple[int, int] | None = None
     a = s = same = 0
-    for _ in range(_MOST_RUNS):
+    for _ in range(most_runs):
         found = _next_run(asked[a * TOKEN_BYTES :], stored[s * TOKEN_BYTES :])
         if found is None:
             break

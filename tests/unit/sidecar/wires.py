@@ -27,9 +27,12 @@ _numbers = itertools.count(1)
 class Wire(Protocol):
     def store(self, tokens: Sequence[int]) -> None: ...
 
-    def ask(self, tokens: Sequence[int], *, memory: int = 0, reason: int = 0) -> int:
+    def ask(
+        self, tokens: Sequence[int], *, memory: int = 0, reason: int = 0, unread: int = 0
+    ) -> int:
         """How many tokens were found. `memory`: so many the slot has; `reason`: why no more were
-        restored, if it is not what the look-up found.
+        restored, if it is not what the look-up found; `unread`: so many that were found could not
+        be read.
         """
         ...
 
@@ -58,12 +61,14 @@ class GoWire:
         assert all(one.stored for one in stream.put(samples.sequence(self.ns, tokens)))
         stream.close()
 
-    def ask(self, tokens: Sequence[int], *, memory: int = 0, reason: int = 0) -> int:
+    def ask(
+        self, tokens: Sequence[int], *, memory: int = 0, reason: int = 0, unread: int = 0
+    ) -> int:
         data = tokens_to_bytes(tokens)
         keys = prefix_chain(self.ns.digest(), data, 64, ())
         request = pb.HasRequest(namespace=self.ns.digest(), keys=keys, tokens=data, block_tokens=64)
         found = int(self._stub.Has(request, timeout=10).matched_tokens)
-        restored = max(0, min(found, len(tokens) - 1) - memory)
+        restored = max(0, min(found, len(tokens) - 1) - memory - unread)
         self._report(len(tokens), memory, restored, reason or pb.SHORTFALL_DIFFERS)
         return found
 
@@ -99,11 +104,13 @@ class SocketWire:
     def store(self, tokens: Sequence[int]) -> None:
         assert self.engine.store(tokens)[1] == []
 
-    def ask(self, tokens: Sequence[int], *, memory: int = 0, reason: int = 0) -> int:
+    def ask(
+        self, tokens: Sequence[int], *, memory: int = 0, reason: int = 0, unread: int = 0
+    ) -> int:
         mine = self.engine.fingerprints(tokens)[: memory // 64]
         found = self.engine.look_up(tokens, have=memory, fingerprints=mine)
         self.engine.client.release(found.lease_id)
-        restored = max(0, min(found.rows, len(tokens) - 1) - memory)
+        restored = max(0, min(found.rows, len(tokens) - 1) - memory - unread)
         computed = len(tokens) - memory - restored
         self.engine.client.finished(
             m.EngineFinished(

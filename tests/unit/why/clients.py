@@ -1,5 +1,6 @@
-"""Made-up prompts of clients that are known to break the beginning of their own prompts, in the chat
-templates of well-known models: what was stored, what is asked for then, and what is to be said.
+"""Made-up prompts of clients that are known to break the beginning of their own prompts, in the
+chat templates of well-known models: what was stored, what is asked for then, and what is to be
+said.
 """
 
 from __future__ import annotations
