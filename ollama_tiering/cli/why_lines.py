@@ -6,15 +6,19 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import click
+
 from ollama_tiering.config import count
 from ollama_tiering.protocol.seconds_saved import duration
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ollama_tiering.why.explain import Cause, Explained
 
 _DOCUMENT_VERSION: Final = 1
 _INDENT: Final = 2
-_PIPE_WIDTH: Final = 1000  # without a terminal, nothing is wrapped
+_LABEL: Final = 8
 
 
 def show(
@@ -22,13 +26,26 @@ def show(
 ) -> None:
     """The cause that cost most first."""
     from rich.console import Console
+
+    console = Console(highlight=False)
+    last_line = _last_line(causes, explained, since)
+    if console.is_terminal:
+        _show_wrapped(console, causes, text=text)
+        console.print(last_line, markup=False)
+        return
+    for cause in causes:
+        click.echo(_headline(cause))
+        for label, words in _rows(cause, text=text):
+            click.echo(f"{'':{_INDENT}}{label:<{_LABEL}}{words}")
+        click.echo()
+    click.echo(last_line)
+
+
+def _show_wrapped(console: Console, causes: Sequence[Cause], *, text: bool) -> None:
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(width=_PIPE_WIDTH, highlight=False)
     for cause in causes:
         console.print(Text(_headline(cause), style="bold"))
         rows = Table.grid(padding=(0, 2, 0, 0))
@@ -36,8 +53,7 @@ def show(
         rows.add_column(overflow="fold")
         for label, words in _rows(cause, text=text):
             rows.add_row(label, _styled(words))
-        console.print(Padding(rows, (0, 0, 1, _INDENT)))
-    console.print(Text(_last_line(causes, explained, since)))
+        console.print(Padding(rows, (0, 0, 1, _INDENT), expand=False))
 
 
 def document(explained: Sequence[Explained], since: float, *, text: bool) -> dict[str, Any]:

@@ -78,7 +78,9 @@ class RuleBook:
         names = self._names.of_blob.get(model, ())
         if names or (model and not is_blob(model)):
             found = ruling(names or (model,), self._rules, self._ttl_days)
-            return self._terms(found, names, refusal=self._doubt(found) if names else "")
+            refusal = self._doubt(found) if names else ""
+            in_doubt = bool(names and self._names.unread)
+            return self._terms(found, names, refusal, in_doubt=in_doubt)
         return self._unnamed(model)
 
     def _doubt(self, found: Ruling) -> str:
@@ -109,7 +111,15 @@ class RuleBook:
             f"{forbids or found.by}",
         )
 
-    def _terms(self, found: Ruling, names: tuple[str, ...], refusal: str = "") -> Terms:
+    def _terms(
+        self,
+        found: Ruling,
+        names: tuple[str, ...],
+        refusal: str = "",
+        *,
+        in_doubt: bool = True,
+    ) -> Terms:
+        """`in_doubt`: it may have another name, and a rule for that may say to show no text."""
         if not refusal and not found.store:
             refusal = f"rule in config.toml: {found.by} store = false"
             return Terms(", ".join(names), refusal, remove=True, text=False)
@@ -118,13 +128,8 @@ class RuleBook:
             refusal,
             ttl_seconds=found.ttl_days * _DAY_SECONDS,
             budget_bytes=found.budget_bytes,
-            text=found.text and not self._perhaps_without_text(names),
+            text=found.text and not (in_doubt and any(r.text is False for r in self._rules)),
         )
-
-    def _perhaps_without_text(self, names: tuple[str, ...]) -> bool:
-        """It may be a model, or have another name, of which a rule says to show no text."""
-        in_doubt = not names or bool(self._names.unread)
-        return in_doubt and any(rule.text is False for rule in self._rules)
 
     def _stale(self) -> bool:
         return self._clock() - self._read_at >= _LEAST_SECONDS

@@ -15,9 +15,11 @@ from ollama_tiering.why.turns import Role, Turn, part_at, text, turn_at, turns
 from ollama_tiering.why.values import changed_value
 
 LEAST_LOST: Final = 64  # tokens: fewer are not restored, so nothing is lost with them
+_LEAST_SHARE: Final = 0.25  # of what comes behind; less is the same in other conversations, too
 _SHORT: Final = 200  # characters: what is longer is no value
 _FIRST_TOKENS: Final = 8  # that Ollama keeps of a prompt it cuts in the middle of a message
 _CUT_TOKENS: Final = 16  # fewer are no message
+_HEAD: Final = (Role.SYSTEM, Role.TOOLS, Role.NONE)  # before the first message
 _WORDS: Final = re.compile(r"\w+|[^\w\s]")
 _REASONING: Final = re.compile(
     r"</?think(?:ing)?>|\[/?THINK\]|</?thought>|analysis<\|message\|>|<unused94>|◁/?think▷"
@@ -118,12 +120,18 @@ def judge(vocabulary: Vocabulary, sides: Sides) -> Judgement:
     if skipped is None:
         return judged(PartingVerdict.OTHER_PROMPT, "another prompt that begins alike")
     removed = skipped[1] - skipped[0]
-    if removed >= _CUT_TOKENS and _is_cut(other, at, skipped[1], turn, place):
+    whole = any(at < one.start <= at + skipped[1] for one in other)  # messages are gone
+    first = all(one.role in _HEAD or one.stop > at for one in mine if one.start < at)
+    cut = whole and first and place.role not in _HEAD
+    cut = cut or _is_cut_inside(vocabulary, sides, at, skipped)
+    if removed >= _CUT_TOKENS and cut:
         return judged(PartingVerdict.CUT, _cut_words(sides, removed))
     if len(found.prompt.differs) <= _SHORT and len(found.stored.differs) <= _SHORT:
         sides_of_it = found.prompt.whole, found.stored.whole
         if kind := changed_value(*sides_of_it, found.prompt.differs, found.stored.differs):
             return judged(PartingVerdict.VALUE, f"{kind} that changes, in {place.words}")
+    if place.role is Role.USER and sides.lost_tokens < (sides.prompt_tokens - at) * _LEAST_SHARE:
+        return judged(PartingVerdict.OTHER_PROMPT, "another prompt that has some text in common")
     if place.role in (Role.ASSISTANT, Role.TOOL) or _is_past(mine, turn):
         around = text(vocabulary, stored[max(0, stored_turn.start - 2) : at + skipped[1]])
         around += text(vocabulary, asked[max(0, turn.start - 2) : at + skipped[0]])
@@ -146,14 +154,17 @@ def _same_words(
     return len(mine) > 3 and mine != other and Counter(mine) == Counter(other)
 
 
-def _is_cut(other: Sequence[Turn], at: int, skipped: int, turn: Turn, place: Place) -> bool:
-    """Whether the prompt's first messages are gone: whole ones, right behind the system prompt; or
-    what comes after the few tokens that are always kept.
+def _is_cut_inside(vocabulary: Vocabulary, sides: Sides, at: int, skipped: tuple[int, int]) -> bool:
+    """Whether all but a few tokens at the beginning were cut off up to some place inside of a line,
+    as Ollama does where one message is too long. What people leave out are whole lines.
     """
-    if at <= _FIRST_TOKENS:
-        return True
-    whole = any(at < one.start <= at + skipped for one in other)
-    return whole and turn.number <= 1 and place.role not in (Role.SYSTEM, Role.TOOLS)
+    if (
+        at > _FIRST_TOKENS
+        or skipped[0]
+        or (sides.num_ctx and sides.prompt_tokens < sides.num_ctx / 2)
+    ):
+        return False
+    return not text(vocabulary, sides.stored[: skipped[1]]).endswith(("\n", ". "))
 
 
 def _is_past(mine: Sequence[Turn], turn: Turn) -> bool:

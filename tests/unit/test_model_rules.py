@@ -24,11 +24,13 @@ def test_rules_are_read_from_the_file(file: Path) -> None:
     file.write_text(
         '[models."private"]\nstore = false\n'
         '[models."qwen3:*"]\nttl_days = 0.5\nbudget = "4GiB"\n[models."*"]\nbudget = 8192\n'
+        '[models."diary"]\ntext = false\n'
     )
     assert load(path=file).sidecar.model_rules == (
         ModelRule("private", store=False),
         ModelRule("qwen3:*", ttl_days=0.5, budget_bytes=4 * GIB),
         ModelRule("*", budget_bytes=8192),
+        ModelRule("diary", text=False),
     )
 
 
@@ -175,3 +177,16 @@ def test_another_name_never_makes_it_less_strict(names: list[str], rules: list[M
     assert few.store or not many.store
     assert 0 < many.ttl_days <= few.ttl_days or not few.ttl_days
     assert 0 < many.budget_bytes <= few.budget_bytes or not few.budget_bytes
+
+
+def test_text_is_shown_unless_the_most_specific_rule_says_otherwise() -> None:
+    rules = [
+        ModelRule("*", text=False),
+        ModelRule("qwen3", text=True),
+        ModelRule("me/*", ttl_days=1),
+    ]
+    assert not ruling(["llama3.2:latest"], rules, 30).text
+    assert ruling(["qwen3:8b"], rules, 30).text
+    assert not ruling(["me/qwen:8b"], rules, 30).text
+    assert not ruling(["qwen3:8b", "mine:latest"], rules, 30).text  # one of its names
+    assert ruling(["llama3.2:latest"], rules[1:], 30).text

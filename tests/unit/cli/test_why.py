@@ -17,6 +17,7 @@ import pytest
 from rich.cells import cell_len
 
 from ollama_tiering import cli
+from ollama_tiering.client.admin_client import SidecarAdministration
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.places import short_directory
 from tests.sidecar import SidecarProcess
@@ -281,3 +282,43 @@ def test_without_a_sidecar_it_says_so(
     code, out, err = asker.run("why")
     assert (code, out) == (9, "")
     assert "no sidecar runs" in err
+
+
+class Discreet(SidecarProcess):
+    """A rule says to show no text of diary."""
+
+    def environment(self) -> dict[str, str]:
+        found = super().environment()
+        file = self.root / "config" / "ollama-tiering" / "config.toml"
+        file.write_text(f'{file.read_text()}\n[models."diary"]\ntext = false\n')
+        return {**found, "OLLAMA_MODELS": str(self.root / "models")}
+
+
+def test_a_rule_keeps_the_text_of_a_model_from_everybody(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary = asker.daemon.root / "models" / "manifests/registry.ollama.ai/library"
+    with short_directory() as directory, Discreet(directory) as daemon:
+        models = directory / "models"
+        models.mkdir()
+        (models / "manifests").symlink_to(diary.parents[1])
+        (models / "blobs").symlink_to(asker.file.parent)
+        name_model(models, "diary:latest", asker.file.name)
+        try:
+            monkeypatch.setenv("OLLAMA_KV_TIER_SOCKET", str(daemon.socket))
+            wire = asker.kind(daemon, asker.file)
+            for text in (CASES[0].stored, CASES[0].asked):
+                wire.ask(encode(text))
+                wire.store(encode(text))
+            wire.close()
+            with SidecarAdministration(daemon.socket) as admin:
+                (message,) = admin.partings()
+                assert message.before == message.asked == message.stored == b""
+                assert message.lost_tokens > 64
+                assert not any(line.words for line in admin.listing(words=True).chains)
+            asker.model = "diary"
+            (found,) = asker.found()
+            assert (found["verdict"], found["prompt_text"]) == ("no_text", None)
+            assert "a rule in config.toml forbids to show text of this model" in asker.why()
+        finally:
+            (diary / "diary" / "latest").unlink()

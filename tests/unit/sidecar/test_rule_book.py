@@ -249,3 +249,17 @@ def test_rules_that_come_at_runtime_may_be_asked_before_they_are_read(
     book.change(desk.settings(FORBID))
     asking.join(30)
     assert [terms.remove for terms in decided] == [True]
+
+
+def test_no_text_is_shown_of_what_a_rule_names_nor_of_what_may_be_it(desk: Desk) -> None:
+    manifest = desk.name("diary:latest", 1)
+    desk.name("open:latest", 2)
+    book = desk.book(ModelRule("diary", text=False))
+    shown = [book.decide(name).text for name in (blob(1), blob(2), blob(3), "", "other.gguf")]
+    assert shown == [False, True, False, False, True]
+    assert not book.decide(blob(1)).refusal  # it is stored all the same
+    manifest.write_text("{")
+    book.refresh()
+    assert not book.decide(blob(2)).text  # it may have that name, too
+    assert desk.book(FORBID).decide(blob(2)).text
+    assert desk.book().decide(blob(1)).text

@@ -125,7 +125,7 @@ RAG = (
 )
 AGENT = "You are a coding agent. Current date: {date}. Working directory: /home/me/shop. {rules}"
 HERMES = "You are Hermes. MEMORY (your personal notes) [{meter} chars]\n{rules}"
-ANSWER = STORY * 2
+ANSWER = STORY * 6
 CALL = '<tool_call>\n{{"name": "get_weather", "arguments": {{{arguments}}}}}\n</tool_call>'
 KEYS = '"city": "Paris", "days": "3"', '"days": "3", "city": "Paris"'
 QUESTIONS = [
@@ -198,8 +198,8 @@ CASES = [
     ),
     Case(
         "keys of a tool in another order",
-        chatml(("system", f"{RULES}\n# Tools\n{tool('walk', 'to', 'speed')}"), ("user", STORY)),
-        chatml(("system", f"{RULES}\n# Tools\n{tool('walk', 'speed', 'to')}"), ("user", STORY)),
+        chatml(("system", f"{RULES}\n# Tools\n{tool('walk', 'to', 'speed')}"), ("user", ANSWER)),
+        chatml(("system", f"{RULES}\n# Tools\n{tool('walk', 'speed', 'to')}"), ("user", ANSWER)),
         *("order", "tools", None, ('{"⟪to', '{"⟪speed')),
         *("in one order", "the tools: the same in another order"),
     ),
@@ -228,8 +228,12 @@ CASES = [
         *("Raise num_ctx", "Ollama cut the prompt: num_ctx is too small for"),
     ),
     Case(
-        *("one message that is longer than num_ctx", f"<s>{LINES}", f"<s>Lin{LINES[300:]}"),
-        *("cut_prompt", "", None, ("<s>Lin⟪e 0 of", "<s>Lin⟪⟫")),
+        *(
+            "one message that is longer than num_ctx",
+            f"<s>{LINES}",
+            f"<s>Line 0{LINES[LINES.index('11 of') :]}",
+        ),
+        *("cut_prompt", "", None, ("<s>Line 0⟪ of a long", "<s>Line 0⟪⟫11 of")),
         *("Raise num_ctx", "Ollama cut the prompt"),
     ),
     Case(
