@@ -80,6 +80,11 @@ class Sides:
     whole: bool = True
     num_ctx: int = 0
 
+    @property
+    def at(self) -> int:
+        """How many tokens come before, as far as they are known."""
+        return len(self.before)
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -130,9 +135,10 @@ def judge(vocabulary: Vocabulary, sides: Sides) -> Judgement:
         sides_of_it = found.prompt.whole, found.stored.whole
         if kind := changed_value(*sides_of_it, found.prompt.differs, found.stored.differs):
             return judged(PartingVerdict.VALUE, f"{kind} that changes, in {place.words}")
-    if place.role is Role.USER and sides.lost_tokens < (sides.prompt_tokens - at) * _LEAST_SHARE:
+    answered = place.role in (Role.ASSISTANT, Role.TOOL)
+    if not answered and sides.lost_tokens < (sides.prompt_tokens - sides.at) * _LEAST_SHARE:
         return judged(PartingVerdict.OTHER_PROMPT, "another prompt that has some text in common")
-    if place.role in (Role.ASSISTANT, Role.TOOL) or _is_past(mine, turn):
+    if answered or _is_past(mine, turn):
         around = text(vocabulary, stored[max(0, stored_turn.start - 2) : at + skipped[1]])
         around += text(vocabulary, asked[max(0, turn.start - 2) : at + skipped[0]])
         return judged(PartingVerdict.REWRITTEN, _rewritten_words(around, place, removed))

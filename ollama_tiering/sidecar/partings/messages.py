@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from ollama_tiering.config import count
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.sidecar.partings.partings import Partings
 from ollama_tiering.sidecar.partings.record import KeptParting
@@ -18,7 +19,7 @@ _MOST_MODELS: Final = 10_000
 def wanted(request: adm.PartingsRequest, partings: Partings) -> Callable[[KeptParting], bool]:
     """ValueError for a request that makes no sense."""
     if len(request.models) > _MOST_MODELS:
-        raise ValueError(f"{len(request.models)} models are more than {_MOST_MODELS}")
+        raise ValueError(f"{count(len(request.models), 'model')} named, {_MOST_MODELS:,} at most")
     models, part = set(request.models), request.model.lower()
 
     def is_wanted(one: KeptParting) -> bool:
