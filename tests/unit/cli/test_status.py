@@ -203,3 +203,21 @@ def test_a_limit_of_the_sidecars_memory_group_is_said_and_of_the_machine_is_not(
     assert document["memory_limit_bytes"] == 500_000_000
     assert document["memory_group"] == "/sys/fs/cgroup/memory.max"
     assert status._document(Path("s"), answer)["memory_limit_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.0, []),
+        (10.0, []),
+        (10.5, ["computed again in 24 h: 10 s in 3 prompts; tiering why says why"]),
+    ],
+)
+def test_what_partings_cost_is_said_in_one_line_if_it_is_worth_one(
+    seconds: float, said: list[str]
+) -> None:
+    lost = adm.PartingsSum(requests=3, lost_tokens=900, lost_seconds=seconds)
+    answer = adm.StatResponse(version="1", partings=lost)
+    assert [line for line in status._lines(Path("s"), answer) if "again in" in line] == said
+    document = status._document(Path("s"), answer)
+    assert document["partings"] == {"requests": 3, "lost_tokens": 900, "lost_seconds": seconds}
