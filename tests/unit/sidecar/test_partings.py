@@ -107,6 +107,7 @@ def test_a_report_that_says_nothing_new_is_no_other_request(place: Place) -> Non
     place.finder.notes = [parting()]
     assert place.found() == [(950, 900)]
     place.finder.notes = [parting(1)]
+    place.now += 5
     place.report(pb.SHORTFALL_DIFFERS, again=True)
     assert place.found() == [(None, 900), (950, 900)]
 
