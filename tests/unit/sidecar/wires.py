@@ -15,7 +15,7 @@ from measure.store import samples
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.loaded_file import LoadedFile
-from ollama_tiering.store.block.key import prefix_chain, tokens_to_bytes
+from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.contract.fake_engine import FakeEngine, hello
 from tests.sidecar import PutStream, SidecarProcess
@@ -64,12 +64,21 @@ class GoWire:
     def ask(
         self, tokens: Sequence[int], *, memory: int = 0, reason: int = 0, unread: int = 0
     ) -> int:
-        data = tokens_to_bytes(tokens)
-        keys = prefix_chain(self.ns.digest(), data, 64, ())
-        request = pb.HasRequest(namespace=self.ns.digest(), keys=keys, tokens=data, block_tokens=64)
-        found = int(self._stub.Has(request, timeout=10).matched_tokens)
-        restored = max(0, min(found, len(tokens) - 1) - memory - unread)
-        self._report(len(tokens), memory, restored, reason or pb.SHORTFALL_DIFFERS)
+        most = len(tokens) - 1
+        request = pb.LookUpRequest(
+            namespace=self.ns.digest(),
+            tokens=tokens_to_bytes(tokens),
+            block_tokens=64,
+            most_rows=most,
+            memory_rows=memory,
+            min_tokens=1,
+        )
+        first, *_ = self._stub.LookUp(request, timeout=10)
+        if first.plan.lease_id:
+            self._stub.Release(pb.ReleaseRequest(lease_id=first.plan.lease_id))
+        found = int(first.plan.end_row)
+        restored = max(0, found - memory - unread)
+        self._report(len(tokens), memory, restored, reason or first.plan.reason)
         return found
 
     def _report(self, prompt: int, memory: int, restored: int, reason: int) -> None:
