@@ -183,9 +183,10 @@ def _cut_words(sides: Sides, removed: int) -> str:
     needed = sides.prompt_tokens + removed
     if sides.num_ctx >= needed:
         return f"the client left out its first messages ({removed:,} tokens)"
-    num_ctx = f"num_ctx {sides.num_ctx:,}" if sides.num_ctx else "num_ctx"
-    left = f", {sides.prompt_tokens:,} were left of them" if not sides.num_ctx else ""
-    return f"Ollama cut the prompt: {num_ctx} is too small for {needed:,} tokens{left}"
+    if not sides.num_ctx:
+        left = f"{sides.prompt_tokens:,} of {needed:,} tokens were left"
+        return f"Ollama cut the prompt (or its client did): {left}; is num_ctx too small?"
+    return f"Ollama cut the prompt: num_ctx {sides.num_ctx:,} is too small for {needed:,} tokens"
 
 
 def _rewritten_words(around: str, place: Place, removed: int) -> str:

@@ -262,7 +262,7 @@ def test_cures_that_people_add_come_first(asker: Asker, running: SidecarProcess)
 
 
 def test_status_says_in_one_line_what_a_day_costs(asker: Asker) -> None:
-    for number in range(2):
+    for number in range(4):
         asker.turn(CASES[0].stored.replace("36ee5", f"36e{number}5"))
     asker.found()
     code, out, _ = asker.run("status")

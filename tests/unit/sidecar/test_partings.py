@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.sidecar.partings.context import context_in, context_of
+from ollama_tiering.sidecar.partings.messages import wanted
 from ollama_tiering.sidecar.partings.partings import Partings
 from ollama_tiering.sidecar.partings.record import (
     MOST,
@@ -241,3 +243,19 @@ def test_the_context_of_a_slot_is_read_from_the_command(command: str, context: i
 def test_of_a_process_that_is_gone_no_context_is_known() -> None:
     assert context_of(1 << 22) == 0
     assert context_of(os.getpid()) == 0
+
+
+def test_a_model_is_meant_by_a_part_of_its_name_by_its_files_or_by_its_namespace(
+    place: Place,
+) -> None:
+    (one,) = [kept(parting(), tokens=False)]
+    for asked, meant in (
+        (adm.PartingsRequest(), True),
+        (adm.PartingsRequest(model="MOD"), True),
+        (adm.PartingsRequest(model="qwen", models=["model"]), True),
+        (adm.PartingsRequest(model=NAMESPACE.hex()[:8]), True),
+        (adm.PartingsRequest(model="qwen", models=["other"]), False),
+    ):
+        assert wanted(asked, place.partings)(one) is meant
+    with pytest.raises(ValueError, match="10,001 models named"):
+        wanted(adm.PartingsRequest(models=["m"] * 10_001), place.partings)

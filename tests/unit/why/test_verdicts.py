@@ -97,7 +97,7 @@ def test_whether_ollama_cut_the_prompt_or_its_client_did_is_told_by_num_ctx() ->
     case = next(case for case in CASES if case.name == "a chat that outgrew num_ctx")
     left, whole = len(encode(case.asked)), len(encode(case.asked)) + 304
     for num_ctx, said in (
-        (0, f"num_ctx is too small for {whole:,} tokens, {left:,} were left of them"),
+        (0, f"(or its client did): {left:,} of {whole:,} tokens were left; is num_ctx too small?"),
         (
             left + 10,
             f"Ollama cut the prompt: num_ctx {left + 10:,} is too small for {whole:,} tokens",
