@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ollama_tiering.config import count
+from ollama_tiering.errors import plain
 from ollama_tiering.protocol.seconds_saved import duration
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _headline(cause: Cause) -> str:
     if not cause.lost_tokens:
         cost = "nothing that was stored"
     times = "once" if cause.times == 1 else f"{cause.times:,} times"
-    return f"{cause.latest.model}: computed again {times}: {cost}"
+    return f"{plain(cause.latest.model)}: computed again {times}: {cost}"
 
 
 def _rows(cause: Cause, *, text: bool) -> Iterator[tuple[str, str]]:
@@ -106,7 +107,7 @@ def _rows(cause: Cause, *, text: bool) -> Iterator[tuple[str, str]]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.unix_seconds))
     yield "where", f"token {one.at_token:,} of {one.prompt_tokens:,}, last on {when}"
     for name, (stored, asked) in one.elsewhere.items():
-        yield "", f"{name}: {stored} → {asked}"
+        yield "", plain(f"{name}: {stored} → {asked}")
     if text and (found := one.judgement.difference):
         yield "stored", found.stored.marked()
         yield "prompt", found.prompt.marked()
