@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _DOCUMENT_VERSION: Final = 1
 _INDENT: Final = 2
-_LABEL: Final = 8
+_LABEL: Final = 9
 
 
 def show(
@@ -84,6 +84,7 @@ def _entry(one: Explained, *, text: bool) -> dict[str, Any]:
         "lost_seconds": one.lost_seconds,
         "prompt_text": found.prompt.marked() if found else None,
         "stored_text": found.stored.marked() if found else None,
+        "evicted_unix_seconds": one.evicted_unix_seconds,
         "settings": {name: list(both) for name, both in one.elsewhere.items()},
         "client": recipe.client if recipe else None,
         "cure": recipe.cure if recipe else None,
@@ -104,7 +105,9 @@ def _headline(cause: Cause) -> str:
 def _rows(cause: Cause, *, text: bool) -> Iterator[tuple[str, str]]:
     one = cause.latest
     yield "what", one.judgement.what
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.unix_seconds))
+    if one.evicted_unix_seconds is not None:
+        yield "evicted", f"on {_date(one.evicted_unix_seconds)}"
+    when = _date(one.unix_seconds)
     yield "where", f"token {one.at_token:,} of {one.prompt_tokens:,}, last on {when}"
     for name, (stored, asked) in one.elsewhere.items():
         yield "", plain(f"{name}: {stored} → {asked}")
@@ -115,6 +118,10 @@ def _rows(cause: Cause, *, text: bool) -> Iterator[tuple[str, str]]:
         client = f"{one.recipe.client}: " if one.recipe.client else ""
         yield "cure", f"{client}{one.recipe.cure}"
         yield "source", one.recipe.source
+
+
+def _date(unix_seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_seconds))
 
 
 def _styled(line: str) -> Any:

@@ -43,6 +43,7 @@ class Explained:
     lost_tokens: int
     lost_seconds: float | None
     elsewhere: Mapping[str, tuple[str, str]]  # setting -> (stored, asked)
+    evicted_unix_seconds: float | None = None
 
     @property
     def verdict(self) -> PartingVerdict:
@@ -92,6 +93,7 @@ class Explainer:
             lost_tokens=message.lost_tokens,
             lost_seconds=message.lost_tokens / rate if rate > 0 else None,
             elsewhere=elsewhere,
+            evicted_unix_seconds=message.evicted_unix_seconds or None,
         )
 
     def _judged(

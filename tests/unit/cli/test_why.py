@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,17 @@ from tests.sidecar import SidecarProcess
 from tests.unit.models.vocabularies import NORMAL, vocabulary_file
 from tests.unit.sidecar.ollama_models import name_model
 from tests.unit.sidecar.wires import RATE, GoWire, SocketWire, Wire
-from tests.unit.why.clients import CASES, RULES, SOUND, TOKENS, Case, chatml, encode, llama3
+from tests.unit.why.clients import (
+    CASES,
+    RULES,
+    SOUND,
+    STORY,
+    TOKENS,
+    Case,
+    chatml,
+    encode,
+    llama3,
+)
 
 WIRES = {"gRPC": GoWire, "engine socket": SocketWire}
 _numbers = itertools.count(1)
@@ -174,8 +185,8 @@ def test_what_was_evicted_or_damaged_is_no_change_of_the_prompt(asker: Asker) ->
 def test_partings_of_one_cause_are_told_once_and_what_cost_most_comes_first(asker: Asker) -> None:
     asker.turn(llama3(("system", "Current time is 20:37:19. You are HA, Home Assistant." + RULES)))
     for minute in range(3):
-        time = f"Current time is 20:38:0{minute}."
-        asker.turn(llama3(("system", f"{time} You are HA, Home Assistant.{RULES}")))
+        clock = f"Current time is 20:38:0{minute}."
+        asker.turn(llama3(("system", f"{clock} You are HA, Home Assistant.{RULES}")))
     asker.turn(CASES[0].stored)
     asker.turn(CASES[0].asked)
     lines = asker.why().splitlines()
@@ -322,3 +333,26 @@ def test_a_rule_keeps_the_text_of_a_model_from_everybody(
             assert "a rule in config.toml forbids to show text of this model" in asker.why()
         finally:
             (diary / "diary" / "latest").unlink()
+
+
+def test_what_was_evicted_is_named_with_the_budget_as_the_cure(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        short_directory() as directory,
+        SidecarProcess(directory, ram_gb=0.002, local_gb=0) as daemon,
+    ):
+        monkeypatch.setenv("OLLAMA_KV_TIER_SOCKET", str(daemon.socket))
+        wire = asker.kind(daemon, asker.file)
+        prompt = encode(RULES)
+        wire.store(prompt)
+        for number in range(24):
+            wire.store(encode(f"{number} is quite another prompt. {STORY * 8}"))
+        assert wire.ask([*prompt, 1]) < len(prompt) - 64
+        wire.close()
+        (found,) = asker.found()
+        assert found["verdict"] == "evicted"
+        assert 64 <= found["lost_tokens"] <= len(prompt)
+        assert "local_budget" in found["cure"]
+        assert time.time() - 60 < found["evicted_unix_seconds"] < time.time()
+        assert "it was stored, and was evicted" in asker.why()
