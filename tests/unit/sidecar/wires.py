@@ -73,9 +73,9 @@ class GoWire:
             memory_rows=memory,
             min_tokens=1,
         )
-        first, *_ = self._stub.LookUp(request, timeout=10)
-        if first.plan.lease_id:
-            self._stub.Release(pb.ReleaseRequest(lease_id=first.plan.lease_id))
+        first, *more = self._stub.LookUp(request, timeout=10)
+        for lease_id in {answer.lease_id for answer in (first, *more) if answer.lease_id}:
+            self._stub.Release(pb.ReleaseRequest(lease_id=lease_id))
         found = int(first.plan.end_row)
         restored = max(0, found - memory - unread)
         self._report(len(tokens), memory, restored, reason or first.plan.reason)
