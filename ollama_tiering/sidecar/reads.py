@@ -22,6 +22,7 @@ from ollama_tiering.sidecar.bounds import (
 from ollama_tiering.sidecar.look_up import check_count
 from ollama_tiering.sidecar.prompt_look_up import PromptLookUps
 from ollama_tiering.store import (
+    TOKEN_BYTES,
     Awaited,
     BlockKey,
     LeasedBlock,
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
 
+_AT_ONCE_BYTES: Final = 8192 * TOKEN_BYTES  # a prompt whose plan takes a few milliseconds
 PLAN_SECONDS: Final = 30.0  # in which a client takes the plan
 _BATCH_BLOCKS: Final = 64  # named in one answer: the client begins to read meanwhile
 
@@ -57,7 +59,11 @@ class Reads:
         ValueError, NoRoom, ClientTooSlow.
         """
         with self._streams.taken():
-            plan, keys, fingerprints = await self._blocking(self._prompts.prepare, request)
+            prepare = self._prompts.prepare
+            if len(request.tokens) <= _AT_ONCE_BYTES:  # a thread would answer later
+                plan, keys, fingerprints = prepare(request)
+            else:
+                plan, keys, fingerprints = await self._blocking(prepare, request)
             deadline = in_seconds(PLAN_SECONDS)
             await sent(context, pb.LookUpResponse(plan=plan), deadline)
             if not keys:

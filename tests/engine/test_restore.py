@@ -162,6 +162,7 @@ def come_back(rig: Rig, model: str, event: Callable[[], None]) -> None:
 
     def exchanges(attempt: int) -> None:
         prompts, expected = [], []
+        pauses = rig.server.pauses()
         for exchange in left:
             seed = f"{exchange.name} {model} {attempt}"
             prompt, _ = exchange.run(rig.reference, model, seed)
@@ -169,6 +170,8 @@ def come_back(rig: Rig, model: str, event: Callable[[], None]) -> None:
             assert exchange.run(rig.server, model, seed)[0] == prompt
             prompts.append(prompt)
         rig.displace(model, attempt)
+        if rig.server.pauses() > pauses:  # not all of it was stored then
+            raise LookupTooSlow
         event()
         for exchange, prompt, reference in zip(list(left), prompts, expected, strict=True):
             rig.check(exchange.name, reference, model, prompt, **exchange.options)
