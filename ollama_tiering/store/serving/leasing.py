@@ -23,7 +23,7 @@ from ollama_tiering.store.upkeep import chain_check
 
 log = logging.getLogger(__name__)
 
-LOCATED: Final = 64  # blocks whose files are looked at before they are named
+LOCATED: Final = 256  # blocks whose files are looked at before they are named
 _SAMPLES_PER_LEASE: Final = 4
 
 Awaited = LeasedBlock | Future[LeasedBlock | None]
