@@ -206,6 +206,9 @@ bool saving::read_more(const std::shared_ptr<job> & one, uint32_t most) {
         wants.back().first = (uint32_t) first;
         wants.back().rows = block_end((uint32_t) first, count) - (uint32_t) first;
     }
+    if (const size_t kept = kept_first(*one, wants); kept > 0) {
+        wants.resize(kept);
+    }
     auto had = fetch(std::move(wants));
     size_t read = 0;
     while (read < had.size() && !had[read].block.empty()) {
@@ -270,6 +273,12 @@ std::vector<saving::want> saving::fetch(std::vector<want> wants) {
         return wants;
     }
     std::unique_lock<std::mutex> lock(mutex_);
+    for (auto & each : wants) {
+        take_kept(*jobs_.front(), each);
+    }
+    if (std::all_of(wants.begin(), wants.end(), [](const want & each) { return each.served; })) {
+        return wants;
+    }
     wants_ = std::move(wants);
     if (!ending_) {
         lock.unlock(); // the main loop may hold what this waits for, and want the lock; end() waits for the thread
