@@ -123,7 +123,7 @@ struct server {
         while (saver.jobs() > 0 && clock_type::now() < until) {
             std::this_thread::sleep_for(kvt::milliseconds(1));
         }
-        return written(0);
+        return saver.jobs() > 0 ? "not done" : written(0);
     }
 
     // Every turn is one of the main loop: the slots in it go on one after the other.

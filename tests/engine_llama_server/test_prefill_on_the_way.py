@@ -9,7 +9,7 @@ import random
 import pytest
 
 from tests.engine_llama_server.prefill import Prefill
-from tests.engine_llama_server.server import Answer, LlamaServer, Starter
+from tests.engine_llama_server.server import Answer, Starter
 from tests.engine_llama_server.test_llama_server import blocks_of, report, text, wait_stored
 from tests.engine_llama_server.test_states import settled
 from tests.sidecar import SidecarProcess

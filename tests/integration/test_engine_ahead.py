@@ -179,7 +179,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def simulated(program: Path, after: str, turn_ms: float, copy_ms: float, all_ms: int) -> list[int]:
     """How many parts, rows that were handed over, rows, cost, longest step, when the first one."""
-    command = [program, after, str(turn_ms), str(copy_ms), str(all_ms)]
+    command = [str(program), after, str(turn_ms), str(copy_ms), str(all_ms)]
     said = subprocess.check_output(command, text=True)
     numbers = [int(one) for one in re.findall(r"\d+", said)]
     assert len(numbers) == 7, said
