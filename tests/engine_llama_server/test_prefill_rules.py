@@ -86,9 +86,9 @@ def test_behind_a_shift_that_changes_all_rows_nothing_is_stored_on_the_way(
         assert "slot context shift" in tiered.log.read_text()
         settled(sidecar, tiered)
         shifted = stored(sidecar)
-        prefill.reach(0.9)
+        computed = prefill.reach(0.9)
         settled(sidecar, tiered)
-        computed = prefill.kill()
+        tiered.kill()
     assert stored(sidecar) == shifted > before  # some of it before the shift
     again = start(*options, sidecar=sidecar)
     assert 0 < again.complete([*prompt, 9], 1, id_slot=1).cached < computed
