@@ -5,6 +5,7 @@ the server leaves is found by the next try, with the bits of one history.
 from __future__ import annotations
 
 import random
+import signal
 
 import pytest
 
@@ -118,6 +119,20 @@ def test_a_server_that_is_to_end_stores_what_it_has_computed(
         settled(sidecar, tiered)
         computed = prefill.kill()
     found_again(start, sidecar, rng, prompt, computed, computed)
+
+
+def test_a_server_that_is_to_end_waits_for_no_sidecar_for_long(
+    start: Starter, sidecar: SidecarProcess, prompt: list[int]
+) -> None:
+    tiered = start(*OPTIONS, sidecar=sidecar, env=NEVER)
+    with Prefill(tiered, prompt) as prefill:
+        prefill.reach(0.2)
+        sidecar.send_signal(signal.SIGSTOP)
+        try:
+            prefill.terminate()
+            tiered.wait_for(lambda: "cleaning up before exit" in tiered.log.read_text(), 30)
+        finally:
+            sidecar.send_signal(signal.SIGCONT)
 
 
 def test_parts_and_the_whole_are_stored_once(

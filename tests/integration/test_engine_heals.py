@@ -1,5 +1,5 @@
-"""A disk lost or spoiled 32 blocks of a conversation: over the engine socket, too, one prompt stores
-all of them anew.
+"""A disk lost or spoiled 32 blocks of a conversation. Also over the engine socket, one prompt
+stores all of them anew.
 """
 
 from __future__ import annotations
