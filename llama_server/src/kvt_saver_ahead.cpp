@@ -65,13 +65,6 @@ bool saving::take_kept(job & of, want & one) noexcept {
     return true;
 }
 
-// So many of these, from the first on, are copied aside. What comes behind them may be asked for later.
-size_t saving::kept_first(const job & of, const std::vector<want> & wants) const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto lacks = [&of](const want & each) { return of.kept.count(each.first) == 0; };
-    return (size_t) (std::find_if(wants.begin(), wants.end(), lacks) - wants.begin());
-}
-
 size_t saving::jobs() const {
     std::lock_guard<std::mutex> lock(mutex_);
     return jobs_.size();

@@ -206,9 +206,6 @@ bool saving::read_more(const std::shared_ptr<job> & one, uint32_t most) {
         wants.back().first = (uint32_t) first;
         wants.back().rows = block_end((uint32_t) first, count) - (uint32_t) first;
     }
-    if (const size_t kept = kept_first(*one, wants); kept > 0) {
-        wants.resize(kept);
-    }
     auto had = fetch(std::move(wants));
     size_t read = 0;
     while (read < had.size() && !had[read].block.empty()) {

@@ -81,7 +81,6 @@ private:
     bool later(steady_clock::time_point latest);
     std::shared_ptr<job> job_of(int slot, std::vector<int32_t> tokens) const;
     bool take_kept(job & of, want & one) noexcept;
-    size_t kept_first(const job & of, const std::vector<want> & wants) const;
     std::vector<want> fetch(std::vector<want> wants);
     bool read_more(const std::shared_ptr<job> & one, uint32_t most);
     void know(const job & one);
