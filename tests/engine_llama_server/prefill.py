@@ -78,6 +78,8 @@ class Prefill:
         return self.computed
 
     def terminate(self) -> None:
-        """Asks the server to end; the request goes on until it does."""
+        """Asks the server to end. When its main loop has, what it stores is stored."""
         assert self._server.process is not None
+        log = self._server.log
         self._server.process.send_signal(signal.SIGTERM)
+        self._server.wait_for(lambda: "cleaning up before exit" in log.read_text())
