@@ -166,7 +166,7 @@ def test_a_disk_that_hangs_is_given_nothing_more(
     program: Path, daemon: SidecarProcess, first: int
 ) -> None:
     with Talk(program, engine_socket(daemon.socket), "128", "128", "0", "200") as talk:
-        talk.say("hang", "write")
+        talk.say("hang", "pwrite")
         assert talk.say("compute", 0, first, 640, 0) == "handed 640"
         for _ in range(20):  # there is room for as many
             said = talk.say("compute", 1, first + (1 << 29), 64, 0)
