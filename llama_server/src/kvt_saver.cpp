@@ -28,6 +28,10 @@ void saver::add(int slot, std::vector<int32_t> tokens, std::vector<state> states
     own_->add(slot, std::move(tokens), std::move(states), windows);
 }
 
+ahead saver::add_ahead(int slot, std::vector<int32_t> tokens, uint32_t first, row_source & rows, steady_clock::time_point until) {
+    return own_->add_ahead(slot, std::move(tokens), first, rows, until);
+}
+
 std::vector<fingerprint> saver::fingerprints(int slot, const std::vector<int32_t> & tokens) const { return own_->fingerprints(slot, tokens); }
 
 void saver::restored(int slot, const std::vector<int32_t> & tokens, std::vector<fingerprint> fingerprints) {
@@ -51,6 +55,8 @@ void saver::lose(int slot, uint32_t from) { own_->lose(slot, from); }
 void saver::report(const finished & request) { own_->report(request); }
 
 uint64_t saver::written_blocks() const { return own_->written_blocks(); }
+
+size_t saver::jobs() const { return own_->jobs(); }
 
 saving::saving(std::shared_ptr<connection> store, hello said, std::function<void()> wake, size_t most_kept, milliseconds stall)
     : store_(std::move(store)), said_(std::move(said)), wake_(std::move(wake)), most_kept_(most_kept), most_stall_(stall) {}
@@ -90,17 +96,8 @@ void saving::add(int slot, std::vector<int32_t> tokens, std::vector<state> state
     if (hangs() || jobs_.size() >= most_jobs) {
         return;
     }
-    auto one = std::make_shared<job>();
-    one->slot = slot;
-    one->fingerprints = known(slot, tokens);
-    one->resident = (uint32_t) tokens.size();
+    const auto one = job_of(slot, std::move(tokens));
     one->windows = windows;
-    const auto before = last_.find(slot);
-    if (before != last_.end()) {
-        one->turn = before->second.turn;
-        const auto & all = before->second.states;
-        one->stored_states.insert(all.begin(), all.upper_bound(lasting(before->second, tokens)));
-    }
     size_t bytes = 0;
     for (auto & each : states) {
         if (kept_bytes_ + bytes + each.bytes.size() <= most_kept_ && one->states.count(each.n_tokens) == 0) {
@@ -108,10 +105,24 @@ void saving::add(int slot, std::vector<int32_t> tokens, std::vector<state> state
             one->states[each.n_tokens] = std::move(each.bytes);
         }
     }
-    one->tokens = std::move(tokens);
-    jobs_.push_back(std::move(one));
+    jobs_.push_back(one);
     kept_bytes_ += bytes; // when nothing can be thrown any more
     changed_.notify_all();
+}
+
+std::shared_ptr<saving::job> saving::job_of(int slot, std::vector<int32_t> tokens) const {
+    auto one = std::make_shared<job>();
+    one->slot = slot;
+    one->fingerprints = known(slot, tokens);
+    one->resident = (uint32_t) tokens.size();
+    const auto before = last_.find(slot);
+    if (before != last_.end()) {
+        one->turn = before->second.turn;
+        const auto & all = before->second.states;
+        one->stored_states.insert(all.begin(), all.upper_bound(lasting(before->second, tokens)));
+    }
+    one->tokens = std::move(tokens);
+    return one;
 }
 
 std::vector<fingerprint> saving::fingerprints(int slot, const std::vector<int32_t> & tokens) const {
@@ -195,13 +206,10 @@ bool saving::read(want & one, row_source & rows, steady_clock::time_point until)
         return true;
     }
     const auto sizes = segment_bytes(said_, one.rows);
-    const auto kept = of.kept.find(one.first);
-    if (kept != of.kept.end()) {
-        kept_bytes_ -= kept->second.size();
-        one.block = std::move(kept->second);
-        of.kept.erase(kept);
-        one.segments = sizes.size();
-    } else if (one.first + one.rows > of.resident) {
+    if (take_kept(of, one)) {
+        return true;
+    }
+    if (one.first + one.rows > of.resident) {
         one.block = {}; // also if it was half read: the rest is gone
         one.segments = sizes.size();
     } else if (one.segments == 0) {

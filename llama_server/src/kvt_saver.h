@@ -1,4 +1,4 @@
-// Stores rows of answers that have ended. A thread asks the sidecar which blocks it lacks, and writes them; the engine's
+// Stores rows of answers that have ended, and of long ones on the way. A thread asks the sidecar which blocks it lacks, and writes them; the engine's
 // main loop hands it rows, a few milliseconds at a time.
 //
 // The rows may be lost meanwhile: the slot gets another prompt. Before that, keep() copies what is not stored yet. What
@@ -26,6 +26,11 @@ constexpr milliseconds most_write_stall { 15000 }; // for one file; who writes f
 
 class saving;
 
+struct ahead {
+    uint32_t handed = 0; // rows before it are stored, or about to be
+    bool more = false;   // there was no time for all of them
+};
+
 class saver {
 public:
     // `wake` makes the main loop call step() soon. It is called in any thread, and not after the destructor.
@@ -38,6 +43,10 @@ public:
     // The slot holds the rows of these tokens. States are stored behind them, unless more than `most_kept` bytes wait already,
     // and windows from `windows` on, as far as the slot still has them when they are read.
     void add(int slot, std::vector<int32_t> tokens, std::vector<state> states = {}, uint32_t windows = UINT32_MAX);
+
+    // The slot still computes, and holds the rows of these tokens. Whole blocks from `first` on are copied aside until `until`, one
+    // at least, while they take no more than half of `most_kept`, and stored without the main loop.
+    ahead add_ahead(int slot, std::vector<int32_t> tokens, uint32_t first, row_source & rows, steady_clock::time_point until);
 
     // Of the first blocks that the slot holds, of these tokens, as far as they are known: they were read to be stored, or restored.
     std::vector<fingerprint> fingerprints(int slot, const std::vector<int32_t> & tokens) const;
@@ -64,6 +73,8 @@ public:
     void report(const finished & request); // to the sidecar, without waiting for it
 
     uint64_t written_blocks() const;
+
+    size_t jobs() const; // that are not done
 
 private:
     const std::shared_ptr<saving> own_;

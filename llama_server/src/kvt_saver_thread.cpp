@@ -270,6 +270,12 @@ std::vector<saving::want> saving::fetch(std::vector<want> wants) {
         return wants;
     }
     std::unique_lock<std::mutex> lock(mutex_);
+    for (auto & each : wants) {
+        take_kept(*jobs_.front(), each);
+    }
+    if (std::all_of(wants.begin(), wants.end(), [](const want & each) { return each.served; })) {
+        return wants;
+    }
     wants_ = std::move(wants);
     if (!ending_) {
         lock.unlock(); // the main loop may hold what this waits for, and want the lock; end() waits for the thread

@@ -24,6 +24,7 @@ public:
     // As those of the saver.
     void start();
     void add(int slot, std::vector<int32_t> tokens, std::vector<state> states, uint32_t windows);
+    ahead add_ahead(int slot, std::vector<int32_t> tokens, uint32_t first, row_source & rows, steady_clock::time_point until);
     std::vector<fingerprint> fingerprints(int slot, const std::vector<int32_t> & tokens) const;
     void restored(int slot, const std::vector<int32_t> & tokens, std::vector<fingerprint> fingerprints);
     size_t room() const;
@@ -33,6 +34,7 @@ public:
     void lose(int slot, uint32_t from);
     void report(const finished & request);
     uint64_t written_blocks() const;
+    size_t jobs() const;
     void end();
 
 private:
@@ -77,6 +79,8 @@ private:
     void store(const std::shared_ptr<job> & one);
     bool connected();
     bool later(steady_clock::time_point latest);
+    std::shared_ptr<job> job_of(int slot, std::vector<int32_t> tokens) const;
+    bool take_kept(job & of, want & one) noexcept;
     std::vector<want> fetch(std::vector<want> wants);
     bool read_more(const std::shared_ptr<job> & one, uint32_t most);
     void know(const job & one);

@@ -3,6 +3,10 @@
 //                             a prompt may wait for something new; with KVT_EAGER in the environment it does not wait until
 //                             it is connected
 //   answer SLOT FIRST COUNT   the slot holds the rows of tokens FIRST …; they are to be stored, and a state behind them
+//   compute SLOT FIRST COUNT FROM [MS]   the slot holds them, and computes more: whole blocks from FROM on are to be stored meanwhile,
+//                             within a time; "handed N" rows of them are, and " more" if there was no time for the others
+//   written BLOCKS            without the main loop until so many are written; "N blocks"
+//   done                      the same until nothing waits to be stored
 //   hold SLOT FIRST COUNT     it holds them, and they are not to be stored
 //   prompt SLOT FIRST COUNT   it gets another prompt: what is not stored is kept, then what is stored comes back
 //   begin SLOT FIRST COUNT    the same prompt, of which nothing is brought yet
@@ -97,6 +101,29 @@ struct server {
             states.push_back(make_state(tokens, state_bytes));
         }
         saver.add(number, tokens, std::move(states));
+    }
+
+    std::string compute(int number, const std::vector<int32_t> & tokens, uint32_t from, kvt::milliseconds most) {
+        rows.slots[number].tokens = tokens;
+        const auto got = saver.add_ahead(number, tokens, from, rows, clock_type::now() + most);
+        return "handed " + std::to_string(got.handed) + (got.more ? " more" : "");
+    }
+
+    // Without the main loop.
+    std::string written(uint64_t blocks) const {
+        const auto until = clock_type::now() + patience;
+        while (saver.written_blocks() < blocks && clock_type::now() < until) {
+            std::this_thread::sleep_for(kvt::milliseconds(1));
+        }
+        return std::to_string(saver.written_blocks()) + " blocks";
+    }
+
+    std::string done() const {
+        const auto until = clock_type::now() + patience;
+        while (saver.jobs() > 0 && clock_type::now() < until) {
+            std::this_thread::sleep_for(kvt::milliseconds(1));
+        }
+        return saver.jobs() > 0 ? "not done" : written(0);
     }
 
     // Every turn is one of the main loop: the slots in it go on one after the other.
@@ -238,6 +265,15 @@ int main(int argc, char ** argv) {
         std::string answer = "done";
         if (what == "answer") {
             one.answer(number, tokens_of(first, count));
+        } else if (what == "compute") {
+            uint32_t from = 0;
+            int most = 0;
+            in >> from;
+            answer = one.compute(number, tokens_of(first, count), from, in >> most ? kvt::milliseconds(most) : patience);
+        } else if (what == "written") {
+            answer = one.written((uint64_t) number);
+        } else if (what == "done") {
+            answer = one.done();
         } else if (what == "hold") {
             one.rows.slots[number].tokens = tokens_of(first, count);
         } else if (what == "prompt") {

@@ -92,9 +92,9 @@ class LlamaServer:
         sidecar: Path | None = None,
         env: Mapping[str, str | None] | None = None,
     ) -> None:
-        self._port = free_port()
+        self.port = free_port()
         self.log = log
-        fixed = ("--host", "127.0.0.1", "--port", str(self._port), "-t", "1", "--no-webui")
+        fixed = ("--host", "127.0.0.1", "--port", str(self.port), "-t", "1", "--no-webui")
         self._command = [str(binary), "--model", str(model), *fixed, "--offline", *options]
         self._env = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "LLAMA_"))}
         given = {"LLAMA_ARG_CACHE_RAM": "0", **(env or {})}  # None: without it
@@ -126,6 +126,12 @@ class LlamaServer:
             assert time.monotonic() < end, said
             time.sleep(0.05)
 
+    def wait_for(self, true: Callable[[], bool], seconds: float = REQUEST_SECONDS) -> None:
+        end = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < end, self.log.read_text(errors="replace")[-3000:]
+            time.sleep(0.02)
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
@@ -155,7 +161,7 @@ class LlamaServer:
     def stream(self, tokens: Sequence[int], count: int, **options: Any) -> Iterator[float]:
         """When each token came."""
         body = request(list(tokens), count, n_probs=0, stream=True, **options)
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=REQUEST_SECONDS)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_SECONDS)
         with contextlib.closing(connection):
             connection.request("POST", "/completion", json.dumps(body), JSON)
             for line in connection.getresponse():
@@ -165,7 +171,7 @@ class LlamaServer:
     def ask_and_leave(self, tokens: Sequence[int], until: threading.Event) -> None:
         """A client that does not wait for its answer."""
         body = request(list(tokens), 12, stream=True)
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=REQUEST_SECONDS)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_SECONDS)
         with contextlib.closing(connection):
             connection.request("POST", "/completion", json.dumps(body), JSON)
             assert until.wait(REQUEST_SECONDS)
@@ -196,7 +202,7 @@ class LlamaServer:
             raise OSError("not ready") from None
 
     def _url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self._port}{path}"
+        return f"http://127.0.0.1:{self.port}{path}"
 
 
 Starter = Callable[..., LlamaServer]  # the fixture `start`

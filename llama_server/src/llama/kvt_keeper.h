@@ -8,16 +8,19 @@
 #include "kvt_seats.h"
 #include "kvt_slots.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <exception>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 namespace kvt {
 
+constexpr milliseconds last_storing { 5000 }; // when the server ends, or sleeps
 constexpr milliseconds losing_step { 100 }; // to copy aside what a slot loses at once; what it takes longer for is not stored
 
 class keeper {
@@ -118,16 +121,71 @@ protected:
         }
     }
 
-    void store(server_slot & slot, const seat & own) {
-        forget(slot.prompt.checkpoints, own.others);
-        if (own.sound.size() <= (*links_.look_up)->greeting().min_tokens || !(*links_.storing)->stands()) {
-            return;
+    // Of the rows of these tokens.
+    bool can_store(const server_slot & slot, const std::vector<int32_t> & tokens) {
+        if (tokens.size() <= (*links_.look_up)->greeting().min_tokens || !(*links_.storing)->stands()) {
+            return false;
         }
         if (!complete_) {
             incomplete_ = why_incomplete(slot.ctx_tgt, slot.id);
             complete_ = incomplete_.empty();
         }
-        if (!complete_) {
+        return complete_;
+    }
+
+    // A part of what the slot has computed so far is stored. True if there was no time for all of it.
+    bool store_part(const server_slot & slot, steady_clock::time_point until) {
+        const auto found = seats_.find(slot.id);
+        const bool computes = slot.state == SLOT_STATE_PROCESSING_PROMPT || slot.state == SLOT_STATE_GENERATING;
+        if (!computes || found == seats_.end() || !found->second.open || !found->second.begun) {
+            return false;
+        }
+        seat & own = found->second;
+        const auto left = until - steady_clock::now();
+        if (own.on_the_way.allowed(steady_clock::now()) <= left.zero()) {
+            return false;
+        }
+        settle(slot.ctx_tgt); // a device that still computes is not kept from it
+        const auto begin = steady_clock::now();
+        ahead got { own.on_the_way.handed(), false };
+        auto tokens = own.sound_of(slot);
+        if (tokens.size() >= got.handed + block_tokens && can_store(slot, tokens)) {
+            slot_rows rows;
+            rows.add(slot);
+            const auto most = std::min<progress::nanoseconds>(left, own.on_the_way.allowed(begin));
+            got = links_.saver->add_ahead(slot.id, std::move(tokens), got.handed, rows, begin + most);
+        }
+        const auto end = steady_clock::now();
+        own.on_the_way.note(begin, end, got.handed, got.more);
+        return got.more && own.on_the_way.allowed(end) > left.zero();
+    }
+
+    // The rows go with the server: what was asked for, and what is computed of requests that have not ended, is stored as far as
+    // there is time.
+    void store_last(std::vector<server_slot> & slots, steady_clock::time_point until) {
+        for (auto & slot : slots) {
+            safely(slot, [&] {
+                const auto found = seats_.find(slot.id);
+                if (slot.is_processing() && found != seats_.end() && found->second.open && found->second.begun) {
+                    found->second.note_sound(slot);
+                    found->second.ended = true;
+                }
+                ended(slot);
+            });
+        }
+        while (links_.saver->jobs() > 0 && steady_clock::now() < until) {
+            slot_rows rows;
+            for (const auto & slot : slots) {
+                rows.add(slot);
+            }
+            links_.saver->step(rows, steady_clock::now() + saving_step);
+            std::this_thread::sleep_for(milliseconds(1));
+        }
+    }
+
+    void store(server_slot & slot, const seat & own) {
+        forget(slot.prompt.checkpoints, own.others);
+        if (!can_store(slot, own.sound)) {
             return;
         }
         std::vector<state> states;

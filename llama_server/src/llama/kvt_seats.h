@@ -6,6 +6,7 @@
 
 #include "kvt_checkpoints.h"
 #include "kvt_client.h"
+#include "kvt_progress.h"
 #include "kvt_slots.h"
 
 #include <algorithm>
@@ -34,6 +35,7 @@ struct seat {
     std::optional<std::vector<int32_t>> swapped; // what it held before the server's own cache may have given it other rows
     finished report;
     steady_clock::time_point began;
+    progress on_the_way; // what is stored while it is computed
 
     // The slot has got a request.
     void begin(const server_task & its_task, const server_slot & slot) {
@@ -69,9 +71,13 @@ struct seat {
         swapped.reset();
     }
 
-    void note_sound(const server_slot & slot) {
-        sound = text_of(slot.prompt.tokens);
-        sound.resize(std::min<size_t>(sound.size(), limit));
+    void note_sound(const server_slot & slot) { sound = sound_of(slot); }
+
+    // Between two batches all that the slot says it holds is computed.
+    std::vector<int32_t> sound_of(const server_slot & slot) const {
+        auto tokens = text_of(slot.prompt.tokens);
+        tokens.resize(std::min<size_t>(tokens.size(), limit));
+        return tokens;
     }
 
     // Rows from `from` on are no longer what computing their tokens gives.

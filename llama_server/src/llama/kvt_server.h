@@ -37,6 +37,7 @@ public:
     explicit tier(server_queue & queue) : queue_(queue) {
         const char * path = std::getenv("OLLAMA_KV_TIER_ENGINE_SOCKET");
         given_ = path_ = path != nullptr ? path : "";
+        first_part_ = progress_after(std::getenv("OLLAMA_KV_TIER_PROGRESS_SECONDS"));
     }
 
     // Before the model is loaded, also again after the server has slept: nothing is known of what was before.
@@ -77,6 +78,10 @@ public:
         seat & own = found->second;
         own.begun = true;
         own.began = steady_clock::now();
+        // What was restored is known by its fingerprints. So is what an answer has left, when it is stored.
+        const size_t known = links_.saver->fingerprints(slot.id, own.text).size()*block_tokens;
+        const size_t held = own.brought > 0 ? 0 : own.goes_on/block_tokens*block_tokens;
+        own.on_the_way.begin(own.began, first_part_, (uint32_t) std::max(known, held));
     }
 
     // Before the server's own cache of prompts takes the slot's rows away, and may give it others. It does so also to a slot
@@ -140,6 +145,18 @@ public:
         moves(slots, slot, (uint32_t) std::max(n_keep, 0));
     }
 
+    // Before the rows go: the server ends, also within a request, or it goes to sleep. What follows may read none.
+    void before_end(std::vector<server_slot> & slots) {
+        try {
+            if (links_.saver != nullptr) {
+                store_last(slots, steady_clock::now() + last_storing);
+            }
+        } catch (const std::exception & error) {
+            SRV_WRN("kv tiering: %s\n", error.what());
+        }
+        begin_anew();
+    }
+
 private:
     bool turn(std::vector<server_slot> & slots, common_params & params, std::unique_ptr<server_prompt_cache> & cache) {
         const auto until = steady_clock::now() + saving_step;
@@ -175,6 +192,14 @@ private:
             }
         }
         links_.saver->step(rows, until);
+        bool more = false;
+        for (const auto & slot : slots) {
+            more = store_part(slot, until) || more;
+        }
+        if (more) {
+            wake(); // for the next turn: what others want of the main loop comes between
+            return true;
+        }
         if (!waits || computes) {
             return false;
         }
@@ -334,6 +359,7 @@ private:
     std::string path_;
     loaded_file loaded_; // the model's file, before it was loaded
     own_cache own_cache_;
+    std::chrono::nanoseconds first_part_ {}; // a request is computed for so long before its first part is stored
     size_t turn_ = 0;
 };
 

@@ -72,6 +72,19 @@ HOOKS: Final = (
         r"\g<indent>        kv_tier.before_slot_file(get_slot_by_id(task.slot_action.id_slot));",
     ),
     Anchored(
+        *(CONTEXT, "what is done when the main loop has ended"),
+        # Before connections are waited for, which may take for ever.
+        r"(?P<indent> *)impl->queue_tasks\.start_loop\(.*\);",
+        Spot.AFTER,
+        r"\g<indent>impl->kv_tier.before_end(impl->slots);",
+    ),
+    Anchored(
+        *(CONTEXT, "what is done before the rows go"),
+        r"(?P<indent> *)void destroy\(\) \{",
+        Spot.AFTER,
+        r"\g<indent>    kv_tier.before_end(slots);",
+    ),
+    Anchored(
         *(CONTEXT, "what is done in each turn"),
         r"(?P<indent> *)void update_slots\(\) \{",
         Spot.AFTER,

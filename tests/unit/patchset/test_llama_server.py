@@ -55,6 +55,9 @@ struct server_context_impl {
                 }
         }
     }
+    void destroy() {
+        llama_init.reset();
+    }
     void update_slots() {
         pre_decode();
     }
@@ -69,6 +72,11 @@ struct server_context_impl {
         }
     }
 };
+
+void server_context::start_loop() {
+    auto & params = impl->params_base;
+    impl->queue_tasks.start_loop(params.sleep_idle_seconds * 1000);
+}
 """,
     "src/llama-kv-cache.h": """\
     const llama_kv_cells & get_cells(llama_seq_id seq_id) const;
@@ -163,6 +171,8 @@ def test_every_line_stands_beside_its_anchor(tree: Path) -> None:
     assert f"SLOT_RESTORE:\n                {{\n                    {of_a_file}\n" in text
     assert "kv_tier.before_swap(*ret);\n        ret->prompt_save" in text
     assert "kv_tier.before_prompt(slot);\n            n_past = " in text
+    assert "void destroy() {\n        kv_tier.before_end(slots);\n        llama_init" in text
+    assert "* 1000);\n    impl->kv_tier.before_end(impl->slots);\n}" in text
     step = "if (kv_tier.step(slots, params_base, prompt_cache)) { return; }"
     assert f"void update_slots() {{\n        {step}\n" in text
     assert len(added(tree, CONTEXT)) == len(HOOKS) - 1 + 1  # an empty line below the include
