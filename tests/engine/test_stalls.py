@@ -27,7 +27,9 @@ GIVEN_UP_SECONDS = 2.5
 
 
 class Proxy:
-    """Passes calls on. `stall` names what hangs: Get, the file that Get names, or Put."""
+    """Passes calls on. `stall` names what hangs: the plan of a look-up, its files on the way, a
+    file that it names, or Put.
+    """
 
     def __init__(self, target: Path, socket: Path, fifo: Path) -> None:
         self.socket, self.fifo = socket, fifo
@@ -54,9 +56,6 @@ class Proxy:
         while context.is_active() and not self._go_on.wait(0.05):
             pass
 
-    def Has(self, request: pb.HasRequest, context: Any) -> pb.HasResponse:
-        return self._real.Has(request)
-
     def CheckFiles(self, request: pb.CheckFilesRequest, context: Any) -> pb.CheckFilesResponse:
         return self._real.CheckFiles(request)
 
@@ -74,18 +73,21 @@ class Proxy:
     ) -> pb.ReportCorruptResponse:
         return self._real.ReportCorrupt(request)
 
-    def Get(self, request: pb.GetRequest, context: Any) -> Iterator[pb.GetResponse]:
-        answers = (one for batch in self._real.Get(request) for one in (batch, *batch.more))
-        for number, answer in enumerate(answers):
-            if number == 2 and self.stall == "Get":
+    def LookUp(self, request: pb.LookUpRequest, context: Any) -> Iterator[pb.LookUpResponse]:
+        answers = self._real.LookUp(request)
+        if self.stall == "plan":
+            self._wait(context)
+            return
+        yield next(answers)
+        files = ((answer.lease_id, file) for answer in answers for file in answer.files)
+        for number, (lease_id, file) in enumerate(files):
+            if number == 2 and self.stall == "files":
                 self._wait(context)
                 return
-            single = pb.GetResponse.FromString(answer.SerializeToString())
-            single.ClearField("more")
             if number == 2 and self.stall == "file":
                 self.stalled += 1
-                single.path = os.fsencode(self.fifo)
-            yield single
+                file.path = os.fsencode(self.fifo)
+            yield pb.LookUpResponse(lease_id=lease_id, files=[file])
 
     def Put(self, requests: Iterator[pb.PutRequest], context: Any) -> Iterator[pb.PutResponse]:
         if self.stall == "Put":
@@ -116,7 +118,7 @@ def rig(binary: Path, models: Path, tmp_path: Path, fast: Path) -> Iterator[Rig]
         yield Rig(sidecar, proxy, server, reference)
 
 
-@pytest.mark.parametrize("stall", ["Get", "file"])
+@pytest.mark.parametrize("stall", ["plan", "files", "file"])
 @pytest.mark.parametrize("fresh", [True, False], ids=["just loaded", "speed known"])
 def test_a_stall_while_reading_is_given_up(rig: Rig, stall: str, fresh: bool) -> None:
     prompt = text(TOKENS, stall)
