@@ -153,11 +153,19 @@ def test_little_is_read_ahead_of_the_slots(program: Path, daemon: SidecarProcess
         talk.say("answer", 0, first, 640)
         talk.say("settle", 10)
         talk.say("begin", 2, first, 641)
-        assert talk.say("ahead") == f"{6 * BLOCK_MIB} MiB"
+        reads_ahead(talk, 6 * BLOCK_MIB)
         talk.say("begin", 3, first, 641)
-        assert talk.say("ahead") == f"{8 * BLOCK_MIB} MiB"
+        reads_ahead(talk, 8 * BLOCK_MIB)
         said = talk.say("bring", 2, 3)
         assert said == "; ".join(["have 0 restored 640 reason 0"] * 2)
+
+
+def reads_ahead(talk: Talk, mib: int) -> None:
+    """So much is read in the end, and never more. A busy machine may pause on the way."""
+    deadline = time.monotonic() + SECONDS
+    while (said := int(talk.say("ahead").split()[0])) < mib and time.monotonic() < deadline:
+        pass
+    assert said == mib
 
 
 def test_states_count_among_what_is_read_ahead(program: Path, daemon: SidecarProcess) -> None:
@@ -170,9 +178,9 @@ def test_states_count_among_what_is_read_ahead(program: Path, daemon: SidecarPro
             talk.say("answer", 0, first, 640)
             assert talk.say("settle", 11).startswith("11 blocks")
             talk.say("begin", 2, first, 641)
-            assert talk.say("ahead") == f"{state_mib + 2 * BLOCK_MIB} MiB"
+            reads_ahead(talk, state_mib + 2 * BLOCK_MIB)
             talk.say("begin", 3, first, 641)
-            assert talk.say("ahead") == f"{state_mib + 2 * BLOCK_MIB} MiB"
+            reads_ahead(talk, state_mib + 2 * BLOCK_MIB)
             said = talk.say("bring", 2, 3)
             assert said == "; ".join(["have 0 restored 640 reason 0"] * 2)
 

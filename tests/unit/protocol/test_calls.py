@@ -41,7 +41,7 @@ def test_methods_and_their_paths() -> None:
     """What an engine or a tool of another version calls."""
     assert calls.BLOCK_STORE == "ollama_tiering.v1.BlockStore"
     assert set(calls.METHODS) == {
-        *("Has", "Put", "Get", "Release", "RemoveSeq", "Stat"),
+        *("LookUp", "Has", "Put", "Get", "Release", "RemoveSeq", "Stat"),
         *("ReportCorrupt", "ReportRunner", "CheckFiles"),
-        *("List", "Pin", "Verify", "Remove", "Collect"),
+        *("List", "Pin", "Verify", "Remove", "Collect", "Partings"),
     }
