@@ -69,8 +69,11 @@ class PromptLookUps:
             rows = end
         start = history.held * sought.block_tokens
         blocks = planned(found, start, rows, sought.block_tokens)
-        seconds = sum(one.block.expected_seconds for one in blocks) + (ends.seconds if ends else 0)
-        size = sum(one.bytes for one in blocks) + (ends.bytes if ends else 0)
+        sizes = [one.bytes for one in blocks]
+        seconds = sum([one.block.expected_seconds for one in blocks]) + (
+            ends.seconds if ends else 0
+        )
+        size = sum(sizes) + (ends.bytes if ends else 0)
         if not gate.restore_pays(
             *(rows - sought.memory_rows, size, seconds),
             *(request.prefill_tokens_per_second, request.copy_bytes_per_second),
@@ -84,7 +87,11 @@ class PromptLookUps:
             reason=reason,  # type: ignore[arg-type]
             at_row=at,
             expected_seconds=seconds,
-            own_bytes=sum(one.bytes for one in blocks if one.block.tier is not TierKind.RAM),
+            own_bytes=sum(
+                own
+                for own, one in zip(sizes, blocks, strict=True)
+                if one.block.tier is not TierKind.RAM
+            ),
         )
         return Prepared(plan, keys, [one.block.fingerprint for one in blocks])
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, TypeVar
 
@@ -27,6 +27,7 @@ from ollama_tiering.store import (
     BlockKey,
     LeasedBlock,
     Leasing,
+    NamespaceId,
     TieredStore,
     as_key,
     as_namespace,
@@ -68,16 +69,23 @@ class Reads:
             await sent(context, pb.LookUpResponse(plan=plan), deadline)
             if not keys:
                 return
-            lease = self._store.begin_lease_in_pieces, as_namespace(request.namespace), keys
-            lease_id, pieces = await self._blocking(*lease)
+            namespace, left = as_namespace(request.namespace), list(fingerprints)
+            lease_id, pieces, piece = await self._blocking(self._leased, namespace, keys)
+            unnamed = len(keys)
             try:
-                left = list(fingerprints)
-                while piece := await self._blocking(next, pieces, None):
-                    if not await self._name(piece, left, context):
-                        return
+                while piece and await self._name(piece, left, context):
+                    unnamed -= len(piece.blocks)
+                    piece = await self._blocking(next, pieces, None) if unnamed else None
             except BaseException:
                 self._store.release(lease_id)
                 raise
+
+    def _leased(
+        self, namespace: NamespaceId, keys: Sequence[BlockKey]
+    ) -> tuple[int, Iterator[Leasing], Leasing | None]:
+        """With the first piece."""
+        lease_id, pieces = self._store.begin_lease_in_pieces(namespace, keys)
+        return lease_id, pieces, next(pieces, None)
 
     async def get(self, request: pb.GetRequest, context: Context) -> None:
         """Answers Get. ValueError, NoRoom, ClientTooSlow."""
