@@ -70,10 +70,9 @@ class PromptLookUps:
         start = history.held * sought.block_tokens
         blocks = planned(found, start, rows, sought.block_tokens)
         sizes = [one.bytes for one in blocks]
-        seconds = sum([one.block.expected_seconds for one in blocks]) + (
-            ends.seconds if ends else 0
-        )
-        size = sum(sizes) + (ends.bytes if ends else 0)
+        seconds, size = sum(one.block.expected_seconds for one in blocks), sum(sizes)
+        if ends is not None:
+            seconds, size = seconds + ends.seconds, size + ends.bytes
         if not gate.restore_pays(
             *(rows - sought.memory_rows, size, seconds),
             *(request.prefill_tokens_per_second, request.copy_bytes_per_second),

@@ -69,7 +69,7 @@ class Reads:
             await sent(context, pb.LookUpResponse(plan=plan), deadline)
             if not keys:
                 return
-            namespace, left = as_namespace(request.namespace), list(fingerprints)
+            namespace, left = as_namespace(request.namespace), iter(fingerprints)
             lease_id, pieces, piece = await self._blocking(self._leased, namespace, keys)
             unnamed = len(keys)
             try:
@@ -110,7 +110,9 @@ class Reads:
             self._store.release(leasing.lease_id)
             raise
 
-    async def _name(self, leasing: Leasing, fingerprints: list[bytes], context: Context) -> bool:
+    async def _name(
+        self, leasing: Leasing, fingerprints: Iterator[bytes], context: Context
+    ) -> bool:
         """Whether all of these could be named. What the client has not read when the lease ends is
         not sent any more. Takes the fingerprints of the blocks that it names.
         """
@@ -130,7 +132,7 @@ class Reads:
                     tier=block.tier.value,
                     path=os.fsencode(block.path or ""),
                     file_bytes=block.file_bytes,
-                    fingerprint=fingerprints.pop(0) if fingerprints else b"",
+                    fingerprint=next(fingerprints, b""),
                 )
                 named += 1
             if response.files:
