@@ -4,47 +4,19 @@ slots made up, against a real sidecar: without the main loop, and none of it twi
 
 from __future__ import annotations
 
-import random
 import re
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.contract.fake_engine import engine_socket, nothing_is_held
-from tests.integration.engine_program import SANITIZERS, SECONDS, Talk, compiled
-from tests.places import short_directory
+from tests.contract.fake_engine import engine_socket
+from tests.integration.engine_program import SANITIZERS, Talk, compiled
 from tests.sidecar import SidecarProcess
 
 PLANES = 4
 STEP_MS = 20
-
-
-@pytest.fixture(scope="module", params=SANITIZERS)
-def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled("kvt_slots", request.param, tmp_path_factory.mktemp("kvt"))
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[SidecarProcess]:
-    with short_directory() as directory, SidecarProcess(directory, ram_gb=0.5) as running:
-        yield running
-
-
-@pytest.fixture
-def talk(program: Path, daemon: SidecarProcess) -> Iterator[Talk]:
-    with Talk(program, engine_socket(daemon.socket)) as talk:
-        assert talk.greeting == "up"
-        yield talk
-    daemon.wait(nothing_is_held, "nothing is held afterwards", SECONDS)
-
-
-@pytest.fixture
-def first() -> int:
-    """Of tokens that nobody has stored yet."""
-    return random.randrange(1 << 30)
 
 
 def blocks(daemon: SidecarProcess) -> int:

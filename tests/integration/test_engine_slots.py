@@ -22,7 +22,7 @@ from ollama_tiering.store.block.checksum import crc32c
 from tests.contract.fake_engine import engine_socket, nothing_is_held
 from tests.engine_llama_server.between import SlowSidecar
 from tests.integration.bad_sidecar import AnsweringSidecar, BadSidecar
-from tests.integration.engine_program import SANITIZERS, SECONDS, Talk, compiled
+from tests.integration.engine_program import SECONDS, Talk
 from tests.places import short_directory, tmpfs_directory
 from tests.sidecar import SidecarProcess
 
@@ -31,31 +31,6 @@ WINDOW_BYTES = 48  # of a row, where there are windows
 ROW_BYTES = 8 << 10
 BLOCK_MIB = 2
 SLOW_MS = 30  # for one segment, where it is slow: more than a step of 20 ms
-
-
-@pytest.fixture(scope="module", params=SANITIZERS)
-def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled("kvt_slots", request.param, tmp_path_factory.mktemp("kvt"))
-
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[SidecarProcess]:
-    with short_directory() as directory, SidecarProcess(directory, ram_gb=0.5) as running:
-        yield running
-
-
-@pytest.fixture
-def talk(program: Path, daemon: SidecarProcess) -> Iterator[Talk]:
-    with Talk(program, engine_socket(daemon.socket)) as talk:
-        assert talk.greeting == "up"
-        yield talk
-    daemon.wait(nothing_is_held, "nothing is held afterwards", SECONDS)
-
-
-@pytest.fixture
-def first() -> int:
-    """Of tokens that nobody has stored yet."""
-    return random.randrange(1 << 30)
 
 
 def restored(answer: str) -> int:

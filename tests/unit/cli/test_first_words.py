@@ -8,38 +8,12 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.cli.first_words import MAX_CHARACTERS, Words, telling_words
-from ollama_tiering.models import vocab
 from ollama_tiering.models.gguf_words import Vocabulary
 from ollama_tiering.store.tools.parting import BEFORE_TOKENS
 from ollama_tiering.why import vocabularies
-from tests.unit.models.vocabularies import CONTROL, NORMAL, Token, vocabulary_file
+from tests.unit.models.marked_text import TOKENS, VOCABULARY, encode
+from tests.unit.models.vocabularies import vocabulary_file
 from tests.unit.sidecar.ollama_models import blob
-
-MARKS = (
-    *("<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|eot_id|>"),
-    *(
-        "<|end_header_id|>",
-        "[INST]",
-        "[/INST]",
-        "<s>",
-        "<\uff5cUser\uff5c>",
-        "<\uff5cAssistant\uff5c>",
-    ),
-    *("<start_of_turn>", "<end_of_turn>", "<bos>", "<|start|>", "<|message|>", "<|channel|>"),
-)
-TOKENS: list[Token] = [(char, NORMAL) for char in vocab.BYTE_TOKENS]
-TOKENS += [(mark, CONTROL) for mark in MARKS]
-VOCABULARY = Vocabulary([name.encode() for name, _ in TOKENS], [k for _, k in TOKENS], True)
-
-
-def encode(text: str) -> list[int]:
-    """One token per byte, and one per mark."""
-    out: list[int] = []
-    while text:
-        mark = next((mark for mark in MARKS if text.startswith(mark)), None)
-        out += [256 + MARKS.index(mark)] if mark else text[0].encode()
-        text = text[len(mark or "x") :]
-    return out
 
 
 def words(text: str) -> str:

@@ -22,20 +22,11 @@ from ollama_tiering.client.admin_client import SidecarAdministration
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.places import short_directory
 from tests.sidecar import SidecarProcess
+from tests.unit.models.marked_text import TOKENS, encode
 from tests.unit.models.vocabularies import NORMAL, vocabulary_file
 from tests.unit.sidecar.ollama_models import name_model
 from tests.unit.sidecar.wires import RATE, GoWire, SocketWire, Wire
-from tests.unit.why.clients import (
-    CASES,
-    RULES,
-    SOUND,
-    STORY,
-    TOKENS,
-    Case,
-    chatml,
-    encode,
-    llama3,
-)
+from tests.unit.why.clients import CASES, RULES, SOUND, STORY, Case, chatml, llama3
 
 WIRES = {"gRPC": GoWire, "engine socket": SocketWire}
 _numbers = itertools.count(1)

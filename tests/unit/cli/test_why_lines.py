@@ -13,9 +13,9 @@ from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.why.explain import Explained, Explainer, causes
 from ollama_tiering.why.recipes import all_recipes
 from ollama_tiering.why.vocabularies import Vocabularies
+from tests.unit.models.marked_text import TOKENS, encode
 from tests.unit.models.vocabularies import vocabulary_file
 from tests.unit.sidecar.ollama_models import blob
-from tests.unit.why.clients import TOKENS, encode
 
 EVIL = "\x1b]0;owned\x07\u202e"
 

@@ -16,18 +16,9 @@ from ollama_tiering.store.tools.resync import resync
 from ollama_tiering.why.recipes import all_recipes, fitting
 from ollama_tiering.why.turns import text
 from ollama_tiering.why.verdicts import Judgement, Sides, judge
+from tests.unit.models.marked_text import MARKS, VOCABULARY, encode
 from tests.unit.models.vocabularies import CONTROL, NORMAL
-from tests.unit.why.clients import (
-    ANSWER,
-    CASES,
-    MARKS,
-    RULES,
-    SOUND,
-    VOCABULARY,
-    Case,
-    chatml,
-    encode,
-)
+from tests.unit.why.clients import ANSWER, CASES, RULES, SOUND, Case, chatml
 
 _SPLIT = re.compile("|".join(map(re.escape, MARKS)) + r"| ?[^\W\d_]+|\d|.", re.DOTALL)
 
