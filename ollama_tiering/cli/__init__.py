@@ -54,6 +54,10 @@ COMMANDS = {
         "ollama_tiering.cli.why:why",
         "Show why prompts were computed again, and what to do about it.",
     ),
+    "warm": (
+        "ollama_tiering.cli.warm:warm",
+        "Compute and store a prompt before it is needed.",
+    ),
     "logs": ("ollama_tiering.cli.logs:logs", "Show the logs of `tiering up`."),
     "config": (
         "ollama_tiering.cli.config:config",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ollama_tiering.errors import UsageError
-from ollama_tiering.launch.names import all_names, first_names, models_dirs, shown
+from ollama_tiering.launch.names import first_names, models_dirs, shown
 from ollama_tiering.sidecar.manifests import is_blob
 
 if TYPE_CHECKING:
@@ -36,15 +36,6 @@ def present_models(models: Path) -> frozenset[str]:
 def known_names() -> dict[str, str]:
     """Blob file name -> name, from every models directory that is known on this machine."""
     return first_names(models_dirs())
-
-
-def models_called(text: str) -> tuple[str, ...]:
-    """File names of the models with `text` in one of their names."""
-    wanted = text.lower()
-    found = all_names(models_dirs()) if wanted else {}
-    return tuple(
-        blob for blob, names in sorted(found.items()) if any(wanted in n.lower() for n in names)
-    )
 
 
 def label(description: Fields, namespace: bytes, names: Mapping[str, str]) -> str:

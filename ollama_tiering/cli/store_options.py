@@ -153,7 +153,7 @@ def make_selection(
     tier: str | None,
     pinned: bool = False,
 ) -> Selection:
-    from ollama_tiering.cli.model_names import models_called
+    from ollama_tiering.launch.names import models_called
     from ollama_tiering.store import TierKind
     from ollama_tiering.store.values import Selection
 

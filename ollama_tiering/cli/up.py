@@ -90,6 +90,8 @@ def up(
     If `tiering up` runs already, this command says so and ends with exit code 0. It ends with 9 if
     another program has the port, or if the running one has another models directory than --models
     names. If the sidecar cannot start, one line says why, and Ollama serves as stock.
+
+    Prompts that `tiering warm --at-start` keeps are computed once Ollama answers.
     """
     from ollama_tiering.cli.already_up import say_already
     from ollama_tiering.launch import up as launching
@@ -203,6 +205,7 @@ def _ready(request: UpRequest, record: UpRecord, report: Report) -> None:
     from ollama_tiering.launch.names import first_names
     from ollama_tiering.launch.ollama import Api
     from ollama_tiering.patchset.llama_server import link_tree
+    from ollama_tiering.warm import at_start
 
     where = "" if request.address == Address() else f"OLLAMA_HOST={request.address} "
     click.echo(f"ready: Ollama {Api(request.address).version()} at {request.address.url}")
@@ -215,3 +218,5 @@ def _ready(request: UpRequest, record: UpRecord, report: Report) -> None:
         click.echo("  look  tiering status")
         click.echo(f"  logs  {'  '.join(logs_of(record))}")
         click.echo("  stop  Ctrl-C")
+    if not request.why_stock:
+        at_start.begin(request.address, request.socket, report.say, report.warn)

@@ -58,7 +58,7 @@ def why(model: str, last: int, no_text: bool, as_json: bool, socket: Path | None
 
 
 def _explained(admin: SidecarAdministration, model: str, last: int) -> list[Explained]:
-    from ollama_tiering.cli.model_names import models_called
+    from ollama_tiering.launch.names import models_called
 
     explainer = _explainer(admin)
     found = admin.partings(last=last, model=model, models=models_called(model))

@@ -33,6 +33,15 @@ def first_names(directories: list[Path]) -> dict[str, str]:
     return {blob: names[0] for blob, names in all_names(directories).items()}
 
 
+def models_called(text: str) -> tuple[str, ...]:
+    """File names of the models with `text` in one of their names."""
+    wanted = text.lower()
+    found = all_names(models_dirs()) if wanted else {}
+    return tuple(
+        blob for blob, names in sorted(found.items()) if any(wanted in n.lower() for n in names)
+    )
+
+
 def shown(model: str, names: Mapping[str, str]) -> str:
     """What to call a model, given its file name or path. Without a name: the first digits of its
     digest.

@@ -184,6 +184,11 @@ class Api:
                     _add(answer, json.loads(line), time.perf_counter() - started)
         return answer
 
+    def compute(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request that is not streamed."""
+        with self._client() as client:
+            return dict(_checked(client.post(path, json=body)).json())
+
     def _post(self, model: str, prompt: str, options: dict[str, Any], **more: Any) -> Any:
         with self._client() as client:
             body = self._body(model, prompt, options) | {"stream": False} | more
