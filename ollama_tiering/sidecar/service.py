@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
-from ollama_tiering.protocol.limits import PART_BYTES
 from ollama_tiering.protocol.pb import administration_pb2 as adm
-from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.sidecar.administration import AdministrationService
 from ollama_tiering.sidecar.bounds import (
     MAX_PUT_STREAMS,
@@ -31,23 +28,19 @@ from ollama_tiering.sidecar.bounds import (
 from ollama_tiering.sidecar.content.check_files import CheckFiles
 from ollama_tiering.sidecar.content.contents import Contents
 from ollama_tiering.sidecar.ledger import Ledger
-from ollama_tiering.sidecar.look_up import LookUps, check_count
+from ollama_tiering.sidecar.look_up import LookUps
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.namespaces import NamespaceUses
 from ollama_tiering.sidecar.partings.messages import sum_message
 from ollama_tiering.sidecar.partings.partings import Partings
+from ollama_tiering.sidecar.puts import PutStream
 from ollama_tiering.sidecar.reads import Reads, checked_keys
 from ollama_tiering.sidecar.refusing import abort
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.stat_message import stat_message
 from ollama_tiering.store import (
     DIGEST_BYTES,
-    BlockOffer,
-    CommitResult,
-    Outcome,
-    Reserved,
     TieredStore,
-    WriteSession,
     as_key,
     as_namespace,
 )
@@ -61,13 +54,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Context = Any  # grpc.aio.ServicerContext; its stubs lack the type parameters used here
-
-_OUTCOMES: Final = {
-    Outcome.RESERVED: pb.Reservation.OUTCOME_RESERVED,
-    Outcome.PRESENT: pb.Reservation.OUTCOME_PRESENT,
-    Outcome.NO_ROOM: pb.Reservation.OUTCOME_NO_ROOM,
-    Outcome.REFUSED: pb.Reservation.OUTCOME_REFUSED,
-}
 
 
 class BlockStoreService(AdministrationService):
@@ -195,66 +181,25 @@ class BlockStoreService(AdministrationService):
 
     async def _put_stream(self, context: Context) -> None:
         patience_seconds = self._store.reserve_seconds  # all it has reserved is over by then
-        session: WriteSession | None = None
+        stream: PutStream | None = None
         await begun(context, in_seconds(patience_seconds))
         try:
             while request := await received(context, in_seconds(patience_seconds)):
                 kind = request.WhichOneof("op")
-                if kind == "open" and session is None:
-                    session = await self._blocking(self._open_session, request.open)
-                elif session is None or kind in (None, "open"):
+                if kind == "open" and stream is None:
+                    stream = await self._blocking(PutStream, self._store, request.open)
+                elif stream is None or kind in (None, "open"):
                     raise InvalidBlock("a stream starts with one open and goes on with the rest")
                 else:
-                    response = await self._blocking(_put, session, request)
+                    response = await self._blocking(stream.answer, request)
                     if response is not None:
                         await sent(context, response, in_seconds(patience_seconds))
         finally:
-            if session is not None:
+            if stream is not None:
                 # RuntimeError: the sidecar ends, and the store closes what is open.
                 with contextlib.suppress(asyncio.CancelledError, RuntimeError):
-                    closing = self._pool.submit(self._store.close_session, session)
+                    closing = self._pool.submit(stream.close)
                     await asyncio.shield(asyncio.wrap_future(closing))
 
     async def _blocking(self, call: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
-
-    def _open_session(self, request: pb.PutOpen) -> WriteSession:
-        fields = [(field.name, field.value) for field in request.description.fields]
-        return self._store.open_session(
-            as_namespace(request.namespace), fields, request.block_tokens
-        )
-
-
-def _put(session: WriteSession, request: pb.PutRequest) -> pb.PutResponse | None:
-    if request.HasField("reserve"):
-        check_count(len(request.reserve.offers), "offers")
-        answers = session.reserve([_offer(offer) for offer in request.reserve.offers])
-        return pb.PutResponse(reserved=pb.PutReserved(reservations=map(_reservation, answers)))
-    if request.HasField("commit"):
-        check_count(len(request.commit.reservation_ids), "reservations")
-        results = session.commit(request.commit.reservation_ids)
-        return pb.PutResponse(committed=pb.PutCommitted(results=map(_committed, results)))
-    inline = request.inline
-    if len(inline.part) > PART_BYTES:
-        raise InvalidBlock(f"a part may have {PART_BYTES} bytes, this one has {len(inline.part)}")
-    result = session.put_inline(as_key(inline.key), inline.part, last=inline.last)
-    if result is None:
-        return None
-    return pb.PutResponse(committed=pb.PutCommitted(results=[_committed(result)]))
-
-
-def _offer(offer: pb.BlockOffer) -> BlockOffer:
-    return BlockOffer(as_key(offer.key), bytes(as_key(offer.parent)), offer.file_bytes, offer.tail)
-
-
-def _reservation(reserved: Reserved) -> pb.Reservation:
-    return pb.Reservation(
-        outcome=_OUTCOMES[reserved.outcome],
-        id=reserved.reservation_id,
-        path=os.fsencode(reserved.path or ""),
-        reason=printable(reserved.reason),
-    )
-
-
-def _committed(result: CommitResult) -> pb.Committed:
-    return pb.Committed(stored=result.stored, reason=printable(result.reason))

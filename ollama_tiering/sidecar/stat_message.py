@@ -44,6 +44,7 @@ def stat_message(
         model_terms=map(_model_terms, report.models),
         by_rows=True,
         look_up=True,
+        put_text=True,
         partings=partings,
     )
 

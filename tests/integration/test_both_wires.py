@@ -6,10 +6,13 @@ expected, so that a rule that goes wrong in the shared code fails too.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -17,6 +20,7 @@ import pytest
 
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.protocol.engine import messages as m
+from ollama_tiering.sidecar.engine.identity import identity_of
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from ollama_tiering.store.block.key import tokens_to_bytes
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
@@ -402,3 +406,159 @@ def test_a_lease_lasts_until_it_is_released(daemon: SidecarProcess, engine: Fake
         assert daemon.stat().open_leases == 1
         stub.Release(pb.ReleaseRequest(lease_id=files.lease_id))
     assert daemon.stat().open_leases == 0
+
+
+Put = Callable[[Sequence[int], bool], tuple[int, list[str]]]
+
+
+@pytest.fixture(params=["socket", "grpc"])
+def put(request: pytest.FixtureRequest, daemon: SidecarProcess, engine: FakeEngine) -> Put:
+    """Stores tokens, with other rows than it says if the second argument says so. Answers how many
+    files were to be filled, and why some of them are not stored.
+    """
+
+    def over_socket(tokens: Sequence[int], lies: bool) -> tuple[int, list[str]]:
+        planned = engine.plan(tokens)
+        engine.history = (0, b"other") if lies else engine.history
+        filled = [engine.fill(file, tokens, {}) for file in planned.files]
+        reasons = engine.client.commit(m.Commit(tuple(filled))).reasons if filled else ()
+        return len(filled), [reason for reason in reasons if reason]
+
+    def over_grpc(tokens: Sequence[int], lies: bool) -> tuple[int, list[str]]:
+        starts = range(0, len(tokens), 64)
+        blocks = [pb.TextBlock(first_row=at, rows=min(64, len(tokens) - at)) for at in starts]
+        text = pb.PutText(
+            tokens=tokens_to_bytes(tokens),
+            fingerprints=engine.fingerprints(tokens),
+            blocks=blocks,
+        )
+        engine.history = (0, b"other") if lies else engine.history
+        with put_stream(daemon, engine) as call:
+            answers = call(pb.PutRequest(reserve=pb.PutReserve(text=text))).reserved.reservations
+            ids, crcs = [], []
+            for block, answer in zip(blocks, answers, strict=True):
+                if answer.outcome == pb.Reservation.OUTCOME_PRESENT:
+                    continue
+                assert answer.outcome == pb.Reservation.OUTCOME_RESERVED
+                file = m.EngineReserved(
+                    reservation_id=answer.id,
+                    path=answer.path.decode(),
+                    file_bytes=answer.file_bytes,
+                    payload_offset=answer.payload_offset,
+                    first_position=block.first_row,
+                    rows=block.rows,
+                )
+                ids.append(answer.id)
+                crcs.append(engine.fill(file, tokens, {}).crcs)
+            if not ids:
+                return 0, []
+            commit = pb.PutCommit(reservation_ids=ids, crcs=crcs)
+            results = call(pb.PutRequest(commit=commit)).committed.results
+            return len(ids), [result.reason for result in results if not result.stored]
+
+    return over_socket if request.param == "socket" else over_grpc
+
+
+@contextmanager
+def put_stream(
+    daemon: SidecarProcess, engine: FakeEngine
+) -> Iterator[Callable[[pb.PutRequest], pb.PutResponse]]:
+    """A stream of Put of the engine's model: one answer for each request."""
+    engine.store(fresh(64))  # so that its namespace is described
+    namespace = namespace_of(daemon)
+    described = (daemon.ram_dir / "v1" / namespace.hex() / "namespace.json").read_text()
+    fields = [pb.NamespaceField(name=n, value=v) for n, v in json.loads(described).items()]
+    opened = pb.PutOpen(
+        namespace=namespace,
+        description=pb.Namespace(fields=fields),
+        block_tokens=64,
+        segments=[
+            pb.Segment(
+                child=shape.child,
+                layer=shape.layer,
+                kind=shape.kind,
+                dtype=shape.dtype,
+                row_bytes=shape.row_bytes,
+            )
+            for shape in identity_of(engine.hello).shapes
+        ],
+    )
+    requests: SimpleQueue[pb.PutRequest | None] = SimpleQueue()
+    requests.put(pb.PutRequest(open=opened))
+    with daemon.channel() as channel:
+        answers = rpc.BlockStoreStub(channel).Put(iter(requests.get, None), timeout=20)
+
+        def call(request: pb.PutRequest) -> pb.PutResponse:
+            requests.put(request)
+            return next(answers)
+
+        yield call
+        requests.put(None)
+        assert list(answers) == []
+
+
+def test_what_is_stored_over_one_wire_need_not_be_over_the_other(
+    engine: FakeEngine, put: Put, ask: Ask
+) -> None:
+    tokens = fresh(200)
+    assert put(tokens, False) == (4, [])
+    assert ask([*tokens, *fresh(50)]).rows == 200
+    assert engine.store(tokens) == ([], []), "the socket names the blocks otherwise"
+    assert put(tokens, False) == (0, [])
+
+
+def test_rows_that_are_not_the_planned_ones_are_not_stored(
+    engine: FakeEngine, put: Put, ask: Ask
+) -> None:
+    tokens = fresh(64)
+    assert put(tokens, True) == (1, ["other rows than were planned"])
+    assert ask([*tokens, 1]).rows == 0
+
+
+def test_two_histories_of_one_text_are_stored_apart(engine: FakeEngine, put: Put, ask: Ask) -> None:
+    tokens = fresh(128)
+    assert put(tokens, False) == (2, [])
+    engine.history = 64, b"second"
+    assert put(tokens, False) == (1, []), "its first block is the same, bit for bit"
+    assert ask([*tokens, 1]).rows == 128
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pb.PutRequest(
+            reserve=pb.PutReserve(
+                offers=[pb.BlockOffer(key=bytes(32), parent=bytes(32), file_bytes=8192)],
+                text=pb.PutText(),
+            )
+        ),
+        pb.PutRequest(reserve=pb.PutReserve(text=pb.PutText(tokens=b"12345"))),
+        pb.PutRequest(
+            reserve=pb.PutReserve(
+                text=pb.PutText(
+                    tokens=bytes(400),
+                    fingerprints=[bytes(8)],
+                    blocks=[pb.TextBlock(first_row=64, rows=36)],
+                )
+            )
+        ),
+        pb.PutRequest(commit=pb.PutCommit(reservation_ids=[1, 2], crcs=[bytes(8)])),
+        pb.PutRequest(commit=pb.PutCommit(reservation_ids=[7], crcs=[bytes(8), bytes(8)])),
+    ],
+    ids=["keys and a text", "half a token", "rows not known", "too few sums", "too many sums"],
+)
+def test_a_text_that_makes_no_sense_is_refused(
+    daemon: SidecarProcess, engine: FakeEngine, request_: pb.PutRequest
+) -> None:
+    with pytest.raises(grpc.RpcError) as refused, put_stream(daemon, engine) as call:
+        call(request_)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_checksums_of_what_was_not_reserved_are_answered(
+    daemon: SidecarProcess, engine: FakeEngine
+) -> None:
+    with put_stream(daemon, engine) as call:
+        answer = call(pb.PutRequest(commit=pb.PutCommit(reservation_ids=[77], crcs=[b"x"])))
+    (result,) = answer.committed.results
+    assert (result.stored, result.reason) == (False, "no such reservation")

@@ -1,7 +1,6 @@
-"""What the Go side is told to write (by_go.json): it writes by_go/*.kvb, and Python reads them.
+"""What the Go side was told to write (by_go.json): by_go/*.kvb, as it lies in people's stores.
 
-The files are made by `KVTIER_WRITE_VECTORS=1 scripts/test-go`; without the variable the same test
-compares what Go writes with what is committed.
+The Go engines wrote headers themselves until the sidecar did, which names blocks alike.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tests.vectors.descriptions import descriptions_document, settings_document
 from tests.vectors.keys import keys_document
 
 HERE = Path(__file__).resolve().parent
-BY_GO = Path("by_go")  # block files that `go test` writes
+BY_GO = Path("by_go")  # block files that the Go engines wrote
 
 
 def documents() -> dict[Path, bytes]:

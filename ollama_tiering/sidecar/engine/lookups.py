@@ -22,7 +22,6 @@ from ollama_tiering.protocol.engine.messages import (
 )
 from ollama_tiering.protocol.engine.wire import MAX_REPLY_BYTES
 from ollama_tiering.sidecar.engine import states
-from ollama_tiering.sidecar.engine.chains import block_extras
 from ollama_tiering.sidecar.engine.heads import Head, HeadReader, Heads
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
 from ollama_tiering.sidecar.engine.runner import EngineRunner
@@ -30,6 +29,7 @@ from ollama_tiering.sidecar.policy.history import History, Sought, find
 from ollama_tiering.sidecar.policy.plan import end_of, planned
 from ollama_tiering.store import (
     TOKEN_BYTES,
+    BlockExtra,
     BlockKey,
     LeasedBlock,
     Leasing,
@@ -148,9 +148,10 @@ class EngineLookUps:
 
     def _history(self, request: EngineMatch, most: int) -> History:
         held = request.have // BLOCK_TOKENS
+        extras = [BlockExtra(extra.position, extra.digest) for extra in request.extras]
         sought = Sought(
             *(self._identity.namespace, request.tokens, BLOCK_TOKENS, most),
-            *(request.have, self._min_tokens, block_extras(request.extras)),
+            *(request.have, self._min_tokens, extras),
             fingerprints=request.fingerprints if len(request.fingerprints) == held else (),
         )
         history = find(self._store, sought)

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final, TypeVar
 
-PIECE_BLOCKS: Final = 256  # whose keys are computed in one piece: about a millisecond
-PIECE_PLANS: Final = 64  # blocks that are planned in one piece: likewise
+PIECE_PLANS: Final = 64  # blocks that are planned in one piece: about a millisecond
 _PATIENCE_SECONDS: Final = 0.25  # a piece waits so long for look-ups, however many there are
 
 _Item = TypeVar("_Item")

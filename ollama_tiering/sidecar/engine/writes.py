@@ -1,18 +1,10 @@
-"""What one connection stores: which blocks and states are missing, files for them, their commit.
-
-The engine fills segments only. Header and key are written here, from what was planned: an engine
-cannot name a block otherwise than its tokens do.
-"""
+"""What one connection stores: which blocks and states are missing, files for them, their commit."""
 
 from __future__ import annotations
 
-import os
-import struct
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Final
 
 from ollama_tiering.protocol.engine.messages import (
@@ -24,57 +16,39 @@ from ollama_tiering.protocol.engine.messages import (
     Planned,
 )
 from ollama_tiering.protocol.engine.messages import EngineReserved as ReservedFile
-from ollama_tiering.sidecar.engine.chains import STEP_BYTES, Chains, block_extras
 from ollama_tiering.sidecar.engine.heads import Head, Heads
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
 from ollama_tiering.sidecar.engine.runner import EngineRunner
 from ollama_tiering.sidecar.engine.states import plan_state, plan_window
 from ollama_tiering.sidecar.engine.turns import PIECE_PLANS, Turns
+from ollama_tiering.sidecar.policy.chains import Chains
+from ollama_tiering.sidecar.policy.filling import Filling, PlannedFile
 from ollama_tiering.store import (
     PIECE_BLOCKS,
     TOKEN_BYTES,
     BlockExtra,
     BlockKey,
-    BlockOffer,
-    BlockPlan,
     TieredStore,
     WriteSession,
     extras_of,
     plan_block,
-    rows_fingerprint,
 )
 from ollama_tiering.store import Outcome as Answer
 from ollama_tiering.store.errors import InvalidBlock
-from ollama_tiering.system.files import write_all
 
+STEP_BYTES: Final = BLOCK_TOKENS * TOKEN_BYTES
 MAX_FILES: Final = 256  # in one answer
 BATCH_BYTES: Final = 256 << 20  # reserved in one answer, but at least one file
-_FLAGS: Final = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(PlannedFile):
     """A block or a state that may be stored."""
 
-    plan: BlockPlan
-    parent: bytes
     first_position: int  # of a state: its n_tokens
     rows: int  # of a state 0
     state_bytes: int = 0
     kind: FileKind = FileKind.ROWS
-    fingerprint: bytes = b""  # which rows were planned
-
-    @property
-    def offer(self) -> BlockOffer:
-        tail = self.plan.rows < BLOCK_TOKENS
-        return BlockOffer(self.plan.key, self.parent, self.plan.file_bytes, tail)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reserved:
-    part: _Part
-    path: Path
-    until: float  # by the monotonic clock
 
 
 class Writes:
@@ -93,16 +67,16 @@ class Writes:
         self._heads = heads
         self._identity = identity
         self._runner = runner
-        self._chains = Chains(identity.namespace)
+        self._chains = Chains(identity.namespace, BLOCK_TOKENS)
         self._session: WriteSession | None = None
-        self._reserved: dict[int, _Reserved] = {}
+        self._filling: Filling[_Part] = Filling(self._opened, BLOCK_TOKENS, store.reserve_seconds)
 
     def plan(self, request: Plan) -> Planned:
         """InvalidBlock for what makes no sense, OSError."""
         most = min(request.most_files or MAX_FILES, MAX_FILES)
         if len(request.fingerprints) > -(-len(request.tokens) // STEP_BYTES):
             raise InvalidBlock("more fingerprints than blocks")
-        self._forget_expired()
+        self._filling.forget_expired()
         batch, rest = _batch(self._missing(request), most)
         end = EngineOutcome.ALL if self._all_said(request) else EngineOutcome.FINGERPRINTS
         refusal = "" if batch else self._store.refusal(self._identity.namespace)
@@ -117,17 +91,14 @@ class Writes:
         return Planned(end, "")
 
     def _reserve(self, parts: Sequence[_Part], outcome: EngineOutcome) -> Planned:
-        until = time.monotonic() + self._store.reserve_seconds
-        answers = self._opened().reserve([part.offer for part in parts])
         files: list[ReservedFile] = []
-        for part, answer in zip(parts, answers, strict=True):
+        for part, answer in zip(parts, self._filling.reserve(parts), strict=True):
             if answer.outcome is Answer.PRESENT:
                 continue
             if answer.outcome is not Answer.RESERVED or answer.path is None:
                 full = answer.outcome is Answer.NO_ROOM
                 outcome = EngineOutcome.NO_ROOM if full else EngineOutcome.REFUSED
                 return Planned(outcome, answer.reason, tuple(files))
-            self._reserved[answer.reservation_id] = _Reserved(part, answer.path, until)
             files.append(
                 ReservedFile(
                     reservation_id=answer.reservation_id,
@@ -142,44 +113,20 @@ class Writes:
         return Planned(outcome, "", tuple(files))
 
     def commit(self, request: Commit) -> Committed:
-        """InvalidBlock, OSError. What was not reserved, or is over, has a reason. A file whose
-        header cannot be written stays reserved until the reservation is over.
-        """
-        reasons: list[str] = []
-        ready: list[tuple[int, int, _Part]] = []  # place in the answer, reservation
-        for place, filled in enumerate(request.files):
-            reserved = self._reserved.pop(filled.reservation_id, None)
-            if reserved is None:
-                reasons.append("no such reservation")
-                continue
-            part = reserved.part
-            if len(filled.crcs) != 4 * len(part.plan.spans):
-                raise InvalidBlock("there is not one checksum for each segment")
-            if part.fingerprint and rows_fingerprint(filled.crcs) != part.fingerprint:
-                reasons.append("other rows than were planned")
-                continue
-            crcs = struct.unpack(f"<{len(part.plan.spans)}I", filled.crcs)
-            reasons.append(_seal(reserved.path, part.plan.head(crcs)))
-            if not reasons[-1]:
-                ready.append((place, filled.reservation_id, part))
-        ids = [reservation_id for _, reservation_id, _ in ready]
-        results = self._opened().commit(ids) if ids else []
+        """InvalidBlock, OSError. What was not reserved, or is over, has a reason."""
+        answers = self._filling.commit([(file.reservation_id, file.crcs) for file in request.files])
         stored = 0
-        for (place, _, part), result in zip(ready, results, strict=True):
-            if not result.stored:
-                reasons[place] = result.reason or "not stored"
+        for file, (part, reason) in zip(request.files, answers, strict=True):
+            if part is None or reason:
                 continue
             stored += 1
-            head = Head(
-                *(part.plan.payload_offset, part.plan.rows, part.state_bytes),
-                request.files[place].crcs,
-            )
+            head = Head(part.plan.payload_offset, part.plan.rows, part.state_bytes, file.crcs)
             self._heads.put(part.plan.key, head)
         self._runner.stored(stored)
-        return Committed(tuple(reasons))
+        return Committed(tuple(reason for _, reason in answers))
 
     def close(self) -> None:
-        self._reserved.clear()
+        self._filling.clear()
         if self._session is not None:
             self._store.close_session(self._session)
             self._session = None
@@ -198,7 +145,7 @@ class Writes:
         their order, then, once the fingerprints of all blocks are said, windows and states.
         """
         tokens, fingerprints = request.tokens, request.fingerprints
-        extras = block_extras(request.extras)
+        extras = [BlockExtra(extra.position, extra.digest) for extra in request.extras]
         keys: list[BlockKey] = []
         for piece in self._turns.taken(self._chains.in_pieces(tokens, extras, fingerprints), 1):
             keys += piece
@@ -215,7 +162,7 @@ class Writes:
             return blocks
         states = (
             _Part(
-                *(*plan_state(self._identity, tokens, one, keys), one.n_tokens, 0),
+                *(*plan_state(self._identity, tokens, one, keys), b"", one.n_tokens, 0),
                 state_bytes=one.state_bytes,
                 kind=FileKind.STATE,
             )
@@ -237,7 +184,7 @@ class Writes:
         plan, parent = plan_window(self._identity, tokens, first, keys)
         rows = min(len(tokens) // TOKEN_BYTES - first, BLOCK_TOKENS)
         size = rows * self._identity.window_row_bytes
-        return _Part(plan, parent, first, rows, size, FileKind.WINDOW)
+        return _Part(plan, parent, b"", first, rows, size, FileKind.WINDOW)
 
     def _block(
         self,
@@ -247,6 +194,7 @@ class Writes:
         extras: Sequence[BlockExtra],
     ) -> _Part:
         parent: bytes = keys[index - 1] if index else self._identity.namespace
+        fingerprint = request.fingerprints[index]
         first = index * BLOCK_TOKENS
         plan = plan_block(
             namespace=self._identity.namespace,
@@ -255,9 +203,9 @@ class Writes:
             first_position=first,
             shapes=self._identity.shapes,
             extras=extras_of(extras, first, BLOCK_TOKENS),
-            fingerprint=request.fingerprints[index],
+            fingerprint=fingerprint,
         )
-        return _Part(plan, parent, first, plan.rows, fingerprint=request.fingerprints[index])
+        return _Part(plan, parent, fingerprint, first, plan.rows)
 
     def _held(
         self, keys: Sequence[BlockKey], tokens: bytes, *, covering: bool
@@ -278,13 +226,6 @@ class Writes:
                 break
         return held, False
 
-    def _forget_expired(self) -> None:
-        """What the store has given up. It bounds how many others there may be."""
-        now = time.monotonic()
-        over = [number for number, one in self._reserved.items() if one.until <= now]
-        for number in over:
-            del self._reserved[number]
-
 
 def _batch(parts: Iterator[_Part], most: int) -> tuple[list[_Part], Iterator[_Part] | None]:
     """The first of the parts, and the others; None when there are none."""
@@ -296,16 +237,3 @@ def _batch(parts: Iterator[_Part], most: int) -> tuple[list[_Part], Iterator[_Pa
             return batch, chain((part,), parts)
         batch.append(part)
     return batch, None
-
-
-def _seal(path: Path, head: bytes) -> str:
-    """Writes what comes before the payload; why it could not."""
-    try:
-        fd = os.open(path, _FLAGS)
-        try:
-            write_all(fd, 0, head)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""

@@ -9,7 +9,6 @@ import (
 	"io"
 	"runtime"
 	"slices"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -36,114 +35,56 @@ const (
 var (
 	magic      = [8]byte{'K', 'V', 'T', 'B', 'L', 'K', '\r', '\n'}
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-	now = time.Now // another in a test, whose files are the same every time
 )
 
-// Layout says where the segments of a block with a given number of rows lie in its file. All offsets are from the
-// start of the file. A layout is immutable and shared by all blocks of the same geometry.
+// Layout says where the segments of a block with a given number of rows lie behind its header. It is immutable and shared by
+// all blocks of the same geometry.
 type Layout struct {
-	Rows          int
-	PayloadOffset int
-	FileBytes     int
-	Segments      []SegmentSpan
+	Rows     int
+	Bytes    int
+	Segments []SegmentSpan
 }
 
-// SegmentSpan is the place of one segment: Rows rows of RowBytes bytes, in position order.
+// SegmentSpan is the place of one segment: rows of RowBytes bytes, in position order.
 type SegmentSpan struct {
-	Child, Layer int
-	V            bool
-	RowBytes     int
-	Offset       int
-	Bytes        int
+	RowBytes int
+	Offset   int
+	Bytes    int
 }
 
-// extraBytes is the most that an Extra takes in a header.
-const extraBytes = 48
-
-// NewLayout lays out the K and V segments of every layer of a block with so many extras.
-func NewLayout(layers []Layer, rows, extras int) *Layout {
-	return newLayout(layers, rows, extraBytes*extras)
-}
-
-// newLayout has room for so many bytes more in the header.
-func newLayout(layers []Layer, rows, more int) *Layout {
+// NewLayout lays out the K and V segments of every layer.
+func NewLayout(layers []Layer, rows int) *Layout {
 	l := &Layout{Rows: rows}
-	// Upper bound of the header: fixed fields and tokens, then what one Segment message takes at most.
-	l.PayloadOffset = alignUp(preambleBytes + 256 + 4*rows + len(layers)*2*64 + more)
-	at := l.PayloadOffset
 	for _, layer := range layers {
 		for _, v := range []bool{false, true} {
 			row := layer.RowBytes(v)
-			l.Segments = append(l.Segments, SegmentSpan{
-				Child: layer.Child, Layer: layer.Layer, V: v, RowBytes: row, Offset: at, Bytes: rows * row,
-			})
-			at = alignUp(at + rows*row)
+			l.Segments = append(l.Segments, SegmentSpan{RowBytes: row, Offset: l.Bytes, Bytes: rows * row})
+			l.Bytes = alignUp(l.Bytes + rows*row)
 		}
 	}
-	l.FileBytes = at
 	return l
 }
 
-// Checksums returns the CRC-32C of every segment of a file whose payload is complete.
-func (l *Layout) Checksums(file []byte) []uint32 {
+// Checksums returns the CRC-32C of every segment, and clears what lies between them.
+func (l *Layout) Checksums(payload []byte) []uint32 {
 	crcs := make([]uint32, len(l.Segments))
 	for i, s := range l.Segments {
-		crcs[i] = checksum(file[s.Offset : s.Offset+s.Bytes])
+		crcs[i] = checksum(payload[s.Offset : s.Offset+s.Bytes])
+		clear(payload[s.Offset+s.Bytes : alignUp(s.Offset+s.Bytes)])
 	}
 	return crcs
 }
 
-// Seal writes preamble and header into file, whose payload must be complete: it computes every segment's CRC-32C, and
-// clears what lies between the segments.
-func (l *Layout) Seal(file []byte, ns Namespace, key, parent Key, firstPosition int, tokens []byte, extras []Extra, dtype string) error {
-	return l.SealRows(file, ns, key, parent, firstPosition, tokens, extras, dtype, nil, l.Checksums(file))
-}
-
-// SealRows is Seal for a block of that fingerprint, whose checksums are known.
-func (l *Layout) SealRows(
-	file []byte, ns Namespace, key, parent Key, firstPosition int, tokens []byte, extras []Extra, dtype string, fingerprint []byte,
-	crcs []uint32,
-) error {
-	h := &tierpb.BlockHeader{
-		Namespace: ns[:], Key: key[:], Parent: parent[:], FirstPosition: uint32(firstPosition), Tokens: tokens, Fingerprint: fingerprint,
-	}
-	for _, x := range extras {
-		h.Extras = append(h.Extras, &tierpb.Extra{Row: x.Row, Digest: x.Digest})
-	}
-	return l.seal(file, dtype, h, crcs)
-}
-
-func (l *Layout) seal(file []byte, dtype string, h *tierpb.BlockHeader, crcs []uint32) error {
-	h.CreatedUnixSeconds = now().Unix()
-	for i, s := range l.Segments {
-		next := l.FileBytes
-		if i+1 < len(l.Segments) {
-			next = l.Segments[i+1].Offset
+// SegmentsOf are the segments of layers as the sidecar wants to know them before it names blocks.
+func SegmentsOf(layers []Layer, dtype string) (segments []*tierpb.Segment) {
+	for _, l := range layers {
+		for _, v := range []bool{false, true} {
+			segments = append(segments, &tierpb.Segment{
+				Child: uint32(l.Child), Layer: uint32(l.Layer), Kind: kindOf(v), Dtype: dtype, RowBytes: uint32(l.RowBytes(v)),
+			})
 		}
-		clear(file[s.Offset+s.Bytes : next])
-		h.Segments = append(h.Segments, &tierpb.Segment{
-			Child: uint32(s.Child), Layer: uint32(s.Layer), Kind: s.kind(),
-			Encoding: tierpb.Encoding_ENCODING_RAW, Dtype: dtype, RowBytes: uint32(s.RowBytes),
-			Offset: uint64(s.Offset - l.PayloadOffset), StoredBytes: uint64(s.Bytes),
-			Crc32C: crcs[i],
-		})
 	}
-	header, err := proto.Marshal(h)
-	if err != nil {
-		return err
-	}
-	if preambleBytes+len(header) > l.PayloadOffset {
-		return fmt.Errorf("header of %d bytes does not fit before offset %d", len(header), l.PayloadOffset)
-	}
-	copy(file, magic[:])
-	binary.LittleEndian.PutUint32(file[8:], FormatVersion)
-	binary.LittleEndian.PutUint32(file[12:], uint32(len(header)))
-	binary.LittleEndian.PutUint64(file[16:], uint64(l.PayloadOffset))
-	binary.LittleEndian.PutUint32(file[24:], crc32.Checksum(header, castagnoli))
-	binary.LittleEndian.PutUint32(file[28:], crc32.Checksum(file[:28], castagnoli))
-	clear(file[preambleBytes+copy(file[preambleBytes:], header) : l.PayloadOffset])
-	return nil
+	return segments
 }
 
 // Block is a block file that has been opened: header parsed and checked against the file's size, payload not yet read.
@@ -240,11 +181,8 @@ func (b *Block) has(layers []Layer, dtype string) error {
 		return fmt.Errorf("%w: %d segments for %d layers", ErrFormat, len(h.Segments), len(layers))
 	}
 	for i, s := range h.Segments {
-		l, v, kind := layers[i/2], i%2 == 1, tierpb.SegmentKind_SEGMENT_KIND_K
-		if v {
-			kind = tierpb.SegmentKind_SEGMENT_KIND_V
-		}
-		if int(s.Child) != l.Child || int(s.Layer) != l.Layer || s.Kind != kind || s.Dtype != dtype || int(s.RowBytes) != l.RowBytes(v) {
+		l, v := layers[i/2], i%2 == 1
+		if int(s.Child) != l.Child || int(s.Layer) != l.Layer || s.Kind != kindOf(v) || s.Dtype != dtype || int(s.RowBytes) != l.RowBytes(v) {
 			return fmt.Errorf("%w: segment %d is %v of layer %d, %d bytes a row", ErrFormat, i, s.Kind, s.Layer, s.RowBytes)
 		}
 	}
@@ -312,8 +250,8 @@ func checksum(data []byte) uint32 {
 	return crc
 }
 
-func (s SegmentSpan) kind() tierpb.SegmentKind {
-	if s.V {
+func kindOf(v bool) tierpb.SegmentKind {
+	if v {
 		return tierpb.SegmentKind_SEGMENT_KIND_V
 	}
 	return tierpb.SegmentKind_SEGMENT_KIND_K

@@ -6,6 +6,9 @@ import (
 	"errors"
 	"slices"
 	"testing"
+
+	"github.com/ollama/ollama/kvtier/madeblock"
+	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
 var testLayers = []Layer{
@@ -13,32 +16,32 @@ var testLayers = []Layer{
 	{Layer: 3, Kind: "full", KVHeads: 2, KHeadDim: 4, VHeadDim: 8, KRowBytes: 16, VRowBytes: 32},
 }
 
-// sealed returns a block file of rows rows, its layout and its tokens.
-func sealed(t *testing.T, rows int) ([]byte, *Layout, Namespace, Key, []byte) {
-	t.Helper()
-	l := NewLayout(testLayers, rows, 0)
-	file := make([]byte, l.FileBytes)
-	for i, s := range l.Segments {
-		for j := range s.Bytes {
-			file[s.Offset+j] = byte(i*31 + j)
-		}
+// headerOf is the header, without what follows from the rows, of the block of tokens that follows parent.
+func headerOf(layers []Layer, ns Namespace, parent Key, first int, tokens, fingerprint []byte) *tierpb.BlockHeader {
+	key := BlockKey(parent, tokens, nil, fingerprint)
+	return &tierpb.BlockHeader{
+		Namespace: ns[:], Key: key[:], Parent: parent[:], FirstPosition: uint32(first), Tokens: tokens, Fingerprint: fingerprint,
+		Segments: SegmentsOf(layers, "f16"),
 	}
+}
+
+// made returns a block file of so many rows, its namespace, key and tokens.
+func made(rows int) ([]byte, Namespace, Key, []byte) {
 	ns := NamespaceOf(Description{Model: "m", Layers: testLayers}.Proto())
 	ids := make([]int32, rows)
 	for i := range ids {
 		ids[i] = int32(1000 + i)
 	}
-	tokens := TokenBytes(ids)
-	key := BlockKey(ns, tokens, nil)
-	if err := l.Seal(file, ns, key, ns, 0, tokens, nil, "f16"); err != nil {
-		t.Fatal(err)
-	}
-	return file, l, ns, key, tokens
+	h := headerOf(testLayers, ns, Key(ns), 0, TokenBytes(ids), nil)
+	payload := madeblock.Payload(h, segmentByte)
+	return madeblock.File(h, payload), ns, Key(h.Key), h.Tokens
 }
 
-func TestSealedBlockIsReadBack(t *testing.T) {
+func segmentByte(segment, at int) byte { return byte(segment*31 + at) }
+
+func TestABlockIsReadBack(t *testing.T) {
 	for _, rows := range []int{1, 63, 64} {
-		file, l, ns, key, tokens := sealed(t, rows)
+		file, ns, key, tokens := made(rows)
 		b, err := Open(file)
 		if err != nil {
 			t.Fatal(err)
@@ -49,51 +52,48 @@ func TestSealedBlockIsReadBack(t *testing.T) {
 		if err := b.Matches(ns, key, ns, 0, rows, tokens, nil, testLayers, "f16"); err != nil {
 			t.Fatal(err)
 		}
-		for i, s := range l.Segments {
-			if !bytes.Equal(b.Segment(i), file[s.Offset:s.Offset+s.Bytes]) {
-				t.Errorf("segment %d differs", i)
+		for i, s := range NewLayout(testLayers, rows).Segments {
+			if got := b.Segment(i); len(got) != s.Bytes || int(b.Header.Segments[i].Offset) != s.Offset {
+				t.Errorf("segment %d of %d bytes, at %d", i, len(got), b.Header.Segments[i].Offset)
+			}
+			for at, c := range b.Segment(i) {
+				if c != segmentByte(i, at) {
+					t.Fatalf("segment %d, byte %d: %d", i, at, c)
+				}
 			}
 		}
 	}
 }
 
-func TestASealedFileHasNothingOfTheMemoryItWasMadeIn(t *testing.T) {
-	file, l, ns, key, tokens := sealed(t, 3)
-	dirty := bytes.Repeat([]byte{0xa5}, len(file))
-	for _, s := range l.Segments {
-		copy(dirty[s.Offset:s.Offset+s.Bytes], file[s.Offset:])
-	}
-	if err := l.Seal(dirty, ns, key, ns, 0, tokens, nil, "f16"); err != nil {
-		t.Fatal(err)
-	}
-	b, err := Open(dirty)
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestAPayloadHasNothingOfTheMemoryItWasMadeIn(t *testing.T) {
+	l := NewLayout(testLayers, 3)
+	payload := bytes.Repeat([]byte{0xa5}, l.Bytes)
+	l.Checksums(payload)
 	used := func(i int) bool {
-		if i < preambleBytes+int(binary.LittleEndian.Uint32(dirty[12:])) {
-			return true
-		}
 		return slices.ContainsFunc(l.Segments, func(s SegmentSpan) bool { return i >= s.Offset && i < s.Offset+s.Bytes })
 	}
-	for i, c := range dirty {
-		if !used(i) && c != 0 {
-			t.Fatalf("byte %d of %d is %#x", i, len(dirty), c)
+	for i, c := range payload {
+		if (c != 0) != used(i) {
+			t.Fatalf("byte %d of %d is %#x", i, len(payload), c)
 		}
-	}
-	if err := b.Verify(); err != nil {
-		t.Error(err)
 	}
 }
 
 func TestEveryFlippedBitOfABlockIsFound(t *testing.T) {
-	file, l, _, _, _ := sealed(t, 3)
+	file, _, _, _ := made(3)
+	block, err := Open(bytes.Clone(file))
+	if err != nil {
+		t.Fatal(err)
+	}
 	headerEnd := preambleBytes + int(binary.LittleEndian.Uint32(file[12:]))
 	used := func(i int) bool {
 		if i < headerEnd {
 			return true
 		}
-		return slices.ContainsFunc(l.Segments, func(s SegmentSpan) bool { return i >= s.Offset && i < s.Offset+s.Bytes })
+		return slices.ContainsFunc(block.Header.Segments, func(s *tierpb.Segment) bool {
+			at := i - block.base - int(s.Offset)
+			return at >= 0 && at < int(s.StoredBytes)
+		})
 	}
 	for i := range file {
 		if !used(i) {
@@ -108,7 +108,7 @@ func TestEveryFlippedBitOfABlockIsFound(t *testing.T) {
 }
 
 func TestBlockOfAnotherPromptOrModelDoesNotMatch(t *testing.T) {
-	file, _, ns, key, tokens := sealed(t, 8)
+	file, ns, key, tokens := made(8)
 	b, err := Open(file)
 	if err != nil {
 		t.Fatal(err)
@@ -138,18 +138,19 @@ func TestBlockOfAnotherPromptOrModelDoesNotMatch(t *testing.T) {
 
 func TestABlockWithRowsOfAnotherHistoryThanItsKeySaysIsRefused(t *testing.T) {
 	ns, tokens := Namespace{7}, TokenBytes([]int32{1, 2, 3})
-	l := NewLayout(testLayers, 3, 0)
-	file := make([]byte, l.FileBytes)
-	crcs := l.Checksums(file)
+	plain := headerOf(testLayers, ns, Key(ns), 0, tokens, nil)
+	payload := madeblock.Payload(plain, segmentByte)
+	var crcs []uint32
+	for _, s := range plain.Segments {
+		crcs = append(crcs, s.Crc32C)
+	}
 	for _, c := range []struct {
 		fingerprint []byte
 		right       bool
 	}{{FingerprintOf(crcs), true}, {FingerprintOf(append([]uint32{1}, crcs[1:]...)), false}, {nil, true}} {
-		key := RowsKey(ns, tokens, nil, c.fingerprint)
-		if err := l.SealRows(file, ns, key, ns, 0, tokens, nil, "f16", c.fingerprint, crcs); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := Open(file); (err == nil) != c.right {
+		h := headerOf(testLayers, ns, Key(ns), 0, tokens, c.fingerprint)
+		h.Segments = plain.Segments
+		if _, err := Open(madeblock.File(h, payload)); (err == nil) != c.right {
 			t.Errorf("fingerprint %x: %v", c.fingerprint, err)
 		}
 	}

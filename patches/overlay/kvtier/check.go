@@ -29,7 +29,7 @@ func (b *Block) check() error {
 	if err := b.checkSegments(rows); err != nil {
 		return err
 	}
-	if key := RowsKey(Key(h.Parent), h.Tokens, b.extras(), h.Fingerprint); !bytes.Equal(key[:], h.Key) {
+	if key := BlockKey(Key(h.Parent), h.Tokens, b.extras(), h.Fingerprint); !bytes.Equal(key[:], h.Key) {
 		return fmt.Errorf("%w: its key is not that of its tokens", ErrCorrupt)
 	}
 	return b.checkRows()

@@ -40,7 +40,7 @@ type Client struct {
 	probing  atomic.Bool
 	failures atomic.Uint64
 	folders  atomic.Pointer[[]string] // of the sidecar's tiers
-	lookUp   atomic.Bool
+	speaks   atomic.Bool
 	onUp     func()
 	first    chan struct{} // closed when the first probe has ended
 	once     sync.Once
@@ -86,8 +86,8 @@ func (c *Client) WaitFirst() {
 // Up reports whether the sidecar answered last.
 func (c *Client) Up() bool { return c.up.Load() }
 
-// LooksUp reports whether the sidecar that answered last knows LookUp; one of an older program does not.
-func (c *Client) LooksUp() bool { return c.lookUp.Load() }
+// Speaks reports whether the sidecar that answered last knows all that is asked here; one of an older program does not.
+func (c *Client) Speaks() bool { return c.speaks.Load() }
 
 // Failures counts calls that failed for another reason than ErrDown.
 func (c *Client) Failures() uint64 { return c.failures.Load() }
@@ -231,16 +231,14 @@ type PutSession struct {
 }
 
 // Put opens a writer session that must end within timeout.
-func (c *Client) Put(ns Namespace, description *tierpb.Namespace, timeout time.Duration) (*PutSession, error) {
+func (c *Client) Put(open *tierpb.PutOpen, timeout time.Duration) (*PutSession, error) {
 	ctx, cancel, err := c.start(context.Background(), timeout)
 	if err != nil {
 		return nil, err
 	}
 	stream, err := c.rpc.Put(ctx)
 	if err == nil {
-		err = stream.Send(&tierpb.PutRequest{Op: &tierpb.PutRequest_Open{Open: &tierpb.PutOpen{
-			Namespace: ns[:], Description: description, BlockTokens: BlockTokens,
-		}}})
+		err = stream.Send(&tierpb.PutRequest{Op: &tierpb.PutRequest_Open{Open: open}})
 	}
 	if err != nil {
 		cancel()
@@ -249,21 +247,25 @@ func (c *Client) Put(ns Namespace, description *tierpb.Namespace, timeout time.D
 	return &PutSession{c: c, stream: stream, ctx: ctx, cancel: cancel}, nil
 }
 
-// Reserve offers blocks to the sidecar; the answers are in their order.
-func (p *PutSession) Reserve(offers []*tierpb.BlockOffer) ([]*tierpb.Reservation, error) {
-	response, err := p.call(&tierpb.PutRequest{Op: &tierpb.PutRequest_Reserve{Reserve: &tierpb.PutReserve{Offers: offers}}})
+// Reserve asks for files of the blocks of a text; the answers are in their order.
+func (p *PutSession) Reserve(text *tierpb.PutText) ([]*tierpb.Reservation, error) {
+	response, err := p.call(&tierpb.PutRequest{Op: &tierpb.PutRequest_Reserve{Reserve: &tierpb.PutReserve{Text: text}}})
 	if err != nil {
 		return nil, err
 	}
-	if got := response.GetReserved().GetReservations(); len(got) == len(offers) {
+	if got := response.GetReserved().GetReservations(); len(got) == len(text.Blocks) {
 		return got, p.c.checkReserved(p.ctx, got)
 	}
 	return nil, errors.New("sidecar answered another number of reservations")
 }
 
-// Commit makes filled files visible; the answers are in the order of the ids.
-func (p *PutSession) Commit(ids []uint64) ([]*tierpb.Committed, error) {
-	response, err := p.call(&tierpb.PutRequest{Op: &tierpb.PutRequest_Commit{Commit: &tierpb.PutCommit{ReservationIds: ids}}})
+// Commit makes filled files visible; the answers are in the order of the ids. crcs are the checksums of the segments of each.
+func (p *PutSession) Commit(ids []uint64, crcs [][]uint32) ([]*tierpb.Committed, error) {
+	commit := &tierpb.PutCommit{ReservationIds: ids}
+	for _, of := range crcs {
+		commit.Crcs = append(commit.Crcs, crcBytes(of))
+	}
+	response, err := p.call(&tierpb.PutRequest{Op: &tierpb.PutRequest_Commit{Commit: commit}})
 	if err != nil {
 		return nil, err
 	}
@@ -335,7 +337,7 @@ func (c *Client) probe() {
 			cancel()
 			if err == nil {
 				c.noteFolders(stat)
-				c.lookUp.Store(stat.LookUp)
+				c.speaks.Store(stat.LookUp && stat.PutText)
 				c.probing.Store(false) // before up: a call that fails from now on, even in onUp, starts the next probe
 				c.up.Store(true)
 			}

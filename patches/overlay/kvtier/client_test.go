@@ -34,43 +34,48 @@ func client(t *testing.T) *Client {
 }
 
 // put stores the whole blocks and the tail of ids and returns the keys.
-func put(t *testing.T, c *Client, d *tierpb.Namespace, ids []int32) []Key {
+func put(t *testing.T, c *Client, d *tierpb.Namespace, ids []int32) (keys []Key) {
 	t.Helper()
 	ns := NamespaceOf(d)
-	session, err := c.Put(ns, d, 10*time.Second)
+	session, err := c.Put(&tierpb.PutOpen{
+		Namespace: ns[:], Description: d, BlockTokens: BlockTokens, Segments: SegmentsOf(testLayers, "f16"),
+	}, 10*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer session.Close()
-	var keys []Key
-	parent, encoded := Key(ns), TokenBytes(ids)
+	encoded, parent := TokenBytes(ids), Key(ns)
+	text := &tierpb.PutText{Tokens: encoded}
 	for first := 0; first < len(ids); first += BlockTokens {
 		rows := min(BlockTokens, len(ids)-first)
-		l, tokens := NewLayout(testLayers, rows, 0), encoded[4*first:4*(first+rows)]
-		key := BlockKey(parent, tokens, nil)
-		r, err := session.Reserve([]*tierpb.BlockOffer{{Key: key[:], Parent: parent[:], FileBytes: uint64(l.FileBytes), Tail: rows < BlockTokens}})
-		if err != nil {
+		text.Blocks = append(text.Blocks, &tierpb.TextBlock{FirstRow: uint32(first), Rows: uint32(rows)})
+		parent = BlockKey(parent, encoded[4*first:4*(first+rows)], nil, nil)
+		keys = append(keys, parent)
+	}
+	reserved, err := session.Reserve(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range reserved {
+		if r.Outcome == tierpb.Reservation_OUTCOME_PRESENT {
+			continue
+		} else if r.Outcome != tierpb.Reservation_OUTCOME_RESERVED {
+			t.Fatalf("reserve: %v", r)
+		}
+		first := int(text.Blocks[i].FirstRow)
+		l := NewLayout(testLayers, int(text.Blocks[i].Rows))
+		payload := bytes.Repeat([]byte{0xa5}, l.Bytes)
+		for _, s := range l.Segments {
+			copy(payload[s.Offset:s.Offset+s.Bytes], bytes.Repeat([]byte{byte(first), 7}, s.Bytes/2))
+		}
+		crcs := l.Checksums(payload)
+		if err := WriteFile(string(r.Path), int(r.FileBytes), int(r.PayloadOffset), payload); err != nil {
 			t.Fatal(err)
 		}
-		if r[0].Outcome == tierpb.Reservation_OUTCOME_RESERVED {
-			file := bytes.Repeat([]byte{0xa5}, l.FileBytes)
-			for _, s := range l.Segments {
-				copy(file[s.Offset:s.Offset+s.Bytes], bytes.Repeat([]byte{byte(first), 7}, s.Bytes/2))
-			}
-			if err := l.Seal(file, ns, key, parent, first, tokens, nil, "f16"); err != nil {
-				t.Fatal(err)
-			}
-			if err := WriteFile(string(r[0].Path), file); err != nil {
-				t.Fatal(err)
-			}
-			done, err := session.Commit([]uint64{r[0].Id})
-			if err != nil || !done[0].Stored {
-				t.Fatalf("commit: %v %v", done, err)
-			}
-		} else if r[0].Outcome != tierpb.Reservation_OUTCOME_PRESENT {
-			t.Fatalf("reserve: %v", r[0])
+		done, err := session.Commit([]uint64{r.Id}, [][]uint32{crcs})
+		if err != nil || !done[0].Stored {
+			t.Fatalf("commit: %v %v", done, err)
 		}
-		keys, parent = append(keys, key), key
 	}
 	return keys
 }
@@ -224,15 +229,17 @@ func TestReservationOfABrokenSessionIsReleased(t *testing.T) {
 	c := client(t)
 	d := Description{Model: t.Name(), Engine: time.Now().String(), Layers: testLayers}.Proto()
 	ns := NamespaceOf(d)
-	offer := &tierpb.BlockOffer{Key: bytes.Repeat([]byte{3}, 32), Parent: ns[:], FileBytes: 8192}
+	text := &tierpb.PutText{Tokens: TokenBytes(make([]int32, 3)), Blocks: []*tierpb.TextBlock{{Rows: 3}}}
 	for i := range 2 {
-		session, err := c.Put(ns, d, time.Second)
+		session, err := c.Put(&tierpb.PutOpen{
+			Namespace: ns[:], Description: d, BlockTokens: BlockTokens, Segments: SegmentsOf(testLayers, "f16"),
+		}, time.Second)
 		if err != nil {
 			t.Fatal(err)
 		}
 		deadline := time.Now().Add(time.Second)
 		for {
-			r, err := session.Reserve([]*tierpb.BlockOffer{offer})
+			r, err := session.Reserve(text)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -11,7 +11,15 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/ollama/ollama/kvtier/madeblock"
 )
+
+// span is where a segment lies in the file.
+func (b *Block) span(i int) SegmentSpan {
+	s := b.Header.Segments[i]
+	return SegmentSpan{RowBytes: int(s.RowBytes), Offset: b.base + int(s.Offset), Bytes: int(s.StoredBytes)}
+}
 
 // onDisk returns a block file with the given content, open, and the same bytes as memory that is shared with it: what is
 // changed there is changed in the file.
@@ -57,13 +65,14 @@ func vandal(data []byte, at int) (stop func()) {
 }
 
 func TestReadSegmentsAreTheStoredOnesAndDamageIsFound(t *testing.T) {
-	content, l, _, _, _ := sealed(t, 64)
+	content, _, _, _ := made(64)
 	f, file := onDisk(t, content)
 	b, err := f.Block()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, s := range l.Segments {
+	for i := range b.Header.Segments {
+		s := b.span(i)
 		// In pieces, as rows in several runs of cells are.
 		a, between, c := make([]byte, 3*s.RowBytes), []byte{}, make([]byte, s.Bytes-3*s.RowBytes)
 		parts := [][]byte{a, between, c}
@@ -101,20 +110,16 @@ func TestASegmentInMorePiecesThanOneCallTakes(t *testing.T) {
 func TestWhatIsCheckedIsWhatWasReadNotTheFile(t *testing.T) {
 	// segments of 128 KiB
 	layers := []Layer{{Layer: 0, Kind: "full", KVHeads: 8, KHeadDim: 128, VHeadDim: 128, KRowBytes: 2048, VRowBytes: 2048}}
-	l := NewLayout(layers, 64, 0)
-	content := make([]byte, l.FileBytes)
-	rand.New(rand.NewSource(1)).Read(content)
 	ns := NamespaceOf(Description{Model: "m", Layers: layers}.Proto())
-	tokens := TokenBytes(make([]int32, 64))
-	if err := l.Seal(content, ns, BlockKey(ns, tokens, nil), ns, 0, tokens, nil, "f16"); err != nil {
-		t.Fatal(err)
-	}
+	h := headerOf(layers, ns, Key(ns), 0, TokenBytes(make([]int32, 64)), nil)
+	random := rand.New(rand.NewSource(1))
+	content := madeblock.File(h, madeblock.Payload(h, func(int, int) byte { return byte(random.Int()) }))
 	f, file := onDisk(t, content)
 	b, err := f.Block()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := l.Segments[1]
+	s := b.span(1)
 	want := bytes.Clone(file[s.Offset : s.Offset+s.Bytes])
 	dst := file[s.Offset-alignment : s.Offset-alignment+s.Bytes]
 	if err := b.ReadSegment([][]byte{dst}, 1); err != nil {
@@ -126,13 +131,13 @@ func TestWhatIsCheckedIsWhatWasReadNotTheFile(t *testing.T) {
 }
 
 func TestAReadBesideAVandalIsRightOrRefused(t *testing.T) {
-	content, l, _, _, _ := sealed(t, 64)
+	content, _, _, _ := made(64)
 	f, file := onDisk(t, content)
 	b, err := f.Block()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := l.Segments[2]
+	s := b.span(2)
 	want, dst := bytes.Clone(content[s.Offset:s.Offset+s.Bytes]), make([]byte, s.Bytes)
 	defer vandal(file, s.Offset+s.Bytes/2)()
 	right, refused := 0, 0
@@ -169,7 +174,7 @@ func (r *onceReader) ReadAt(dst []byte, offset int64) (int, error) {
 }
 
 func TestNoByteOfAHeaderIsReadTwice(t *testing.T) {
-	content, _, ns, _, _ := sealed(t, 64)
+	content, ns, _, _ := made(64)
 	r := &onceReader{t, content, make([]bool, len(content))}
 	b, err := open(r, &Block{size: len(content)})
 	if err != nil || !bytes.Equal(b.Header.Namespace, ns[:]) {
@@ -181,18 +186,19 @@ func TestNoByteOfAHeaderIsReadTwice(t *testing.T) {
 }
 
 func TestAFileThatWasCutShortEndsTheRead(t *testing.T) {
-	content, l, _, _, _ := sealed(t, 64)
+	content, _, _, _ := made(64)
 	f, _ := onDisk(t, content)
 	b, err := f.Block()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := l.Segments[len(l.Segments)-1]
+	last := len(b.Header.Segments) - 1
+	s := b.span(last)
 	for _, size := range []int{s.Offset + s.Bytes - 1, s.Offset + 1, s.Offset, 100} {
 		if err := os.Truncate(f.fd.Name(), int64(size)); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.ReadSegment([][]byte{make([]byte, s.Bytes)}, len(l.Segments)-1); !errors.Is(err, ErrCorrupt) {
+		if err := b.ReadSegment([][]byte{make([]byte, s.Bytes)}, last); !errors.Is(err, ErrCorrupt) {
 			t.Errorf("%d bytes: %v", size, err)
 		}
 	}

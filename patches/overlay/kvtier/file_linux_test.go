@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"unsafe"
@@ -110,22 +111,22 @@ func TestWriteFileFillsAReservedFileAndNothingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := bytes.Repeat([]byte("0123456789abcdef"), 512)
-	if err := WriteFile(path, want); err != nil {
+	if err := WriteFile(path, 8192, 4096, want[4096:]); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, want) {
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got[4096:], want[4096:]) || slices.Max(got[:4096]) > 0 {
 		t.Errorf("other bytes than were written: %v", err)
 	}
-	if err := WriteFile(path, want[:4096]); !errors.Is(err, ErrCorrupt) {
+	if err := WriteFile(path, 4096, 0, want[:4096]); !errors.Is(err, ErrCorrupt) {
 		t.Errorf("a file of another size: %v", err)
 	}
 	if err := os.Symlink(path, path+".link"); err != nil {
 		t.Fatal(err)
 	}
-	if err := WriteFile(path+".link", want); !errors.Is(err, syscall.ELOOP) {
+	if err := WriteFile(path+".link", 8192, 0, want); !errors.Is(err, syscall.ELOOP) {
 		t.Errorf("a link: %v", err)
 	}
-	if err := WriteFile(path+".none", want); !errors.Is(err, os.ErrNotExist) {
+	if err := WriteFile(path+".none", 8192, 0, want); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("nothing there: %v", err)
 	}
 }
@@ -138,7 +139,7 @@ func TestFilesThatOthersOwnOrMayWriteAreRefused(t *testing.T) {
 	opens := map[string]func() error{
 		"open":  func() error { f, err := OpenFile(path, 4096); f.Close(); return err },
 		"read":  func() error { _, err := ReadFile(path, 4096); return err },
-		"write": func() error { return WriteFile(path, make([]byte, 4096)) },
+		"write": func() error { return WriteFile(path, 4096, 0, make([]byte, 4096)) },
 	}
 	for name, open := range opens {
 		if err := os.Chmod(path, 0o600); err != nil {

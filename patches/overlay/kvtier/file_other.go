@@ -16,7 +16,7 @@ type File struct {
 
 var errNotHere = errors.New("kv tiering needs Linux")
 
-func WriteFile(string, []byte) error { return errNotHere }
+func WriteFile(string, int, int, []byte) error { return errNotHere }
 
 func OpenFile(string, int) (*File, error) { return nil, errNotHere }
 

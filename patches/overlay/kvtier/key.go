@@ -102,21 +102,21 @@ func ExtrasOf(extras []Extra, first, rows int) (inside []Extra) {
 
 // FingerprintOf tells rows of the same tokens apart, by the CRC-32C of every segment.
 func FingerprintOf(crcs []uint32) []byte {
-	var all []byte
-	for _, crc := range crcs {
-		all = binary.LittleEndian.AppendUint32(all, crc)
-	}
+	all := crcBytes(crcs)
 	first := binary.LittleEndian.AppendUint32(nil, crc32.Checksum(all, castagnoli))
 	return binary.LittleEndian.AppendUint32(first, crc32.ChecksumIEEE(all))
 }
 
-// BlockKey returns the key of the block that holds tokens and follows parent, where tokens decide the bits of rows.
-func BlockKey(parent Key, tokens []byte, extras []Extra) Key {
-	return RowsKey(parent, tokens, extras, nil)
+func crcBytes(crcs []uint32) (all []byte) {
+	for _, crc := range crcs {
+		all = binary.LittleEndian.AppendUint32(all, crc)
+	}
+	return all
 }
 
-// RowsKey returns the key of the block that holds tokens and follows parent, and has the rows of that fingerprint.
-func RowsKey(parent Key, tokens []byte, extras []Extra, fingerprint []byte) Key {
+// BlockKey returns the key of the block that holds tokens and follows parent. fingerprint is that of its rows, where tokens do not
+// decide their bits. Keys are made by the sidecar: here it is seen that a file is the block that was asked for.
+func BlockKey(parent Key, tokens []byte, extras []Extra, fingerprint []byte) Key {
 	var e []byte
 	for _, x := range extras {
 		e = binary.LittleEndian.AppendUint32(e, x.Row)
@@ -149,7 +149,7 @@ func Chain(ns Namespace, tokens []byte, extras []Extra) []Key {
 	keys := make([]Key, 0, len(tokens)/size)
 	parent := Key(ns)
 	for i := 0; i+size <= len(tokens); i += size {
-		parent = BlockKey(parent, tokens[i:i+size], ExtrasOf(extras, i/4, BlockTokens))
+		parent = BlockKey(parent, tokens[i:i+size], ExtrasOf(extras, i/4, BlockTokens), nil)
 		keys = append(keys, parent)
 	}
 	return keys

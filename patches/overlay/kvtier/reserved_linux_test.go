@@ -67,12 +67,12 @@ func TestOnlyUnfinishedBlocksBelowATiersDirectoryAreFilled(t *testing.T) {
 		sidecar.mu.Lock()
 		sidecar.path = path
 		sidecar.mu.Unlock()
-		session, err := c.Put(Namespace{}, &tierpb.Namespace{}, 10*time.Second)
+		session, err := c.Put(&tierpb.PutOpen{}, 10*time.Second)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer session.Close()
-		_, err = session.Reserve([]*tierpb.BlockOffer{{}, {}})
+		_, err = session.Reserve(&tierpb.PutText{Blocks: []*tierpb.TextBlock{{}, {}}})
 		return err
 	}
 	if err := fill(filepath.Join(dir, "tier", "v1", "ab", "key.tmp")); err != nil {

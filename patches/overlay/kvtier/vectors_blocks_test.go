@@ -9,6 +9,10 @@ import (
 	"slices"
 	"testing"
 
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/ollama/ollama/kvtier/madeblock"
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
@@ -114,14 +118,8 @@ func compareHeader(t *testing.T, b *Block, want vectorBlock) {
 // The limits that no committed file is large enough to break alone.
 func TestAHeaderLargerThanItsLimitsIsRefused(t *testing.T) {
 	for name, layers := range map[string]int{"as many segments as may be": maxSegments / 2, "two more": maxSegments/2 + 1} {
-		l := NewLayout(manyLayers(layers), 1, 0)
-		file := make([]byte, l.FileBytes)
-		tokens := TokenBytes([]int32{1})
-		ns := Namespace{1}
-		if err := l.Seal(file, ns, BlockKey(ns, tokens, nil), ns, 0, tokens, nil, "f16"); err != nil {
-			t.Fatal(err)
-		}
-		_, err := Open(file)
+		h := headerOf(manyLayers(layers), Namespace{1}, Key{1}, 0, TokenBytes([]int32{1}), nil)
+		_, err := Open(madeblock.File(h, madeblock.Payload(h, segmentByte)))
 		if want := map[bool]error{true: ErrCorrupt}[2*layers > maxSegments]; !errors.Is(err, want) {
 			t.Errorf("%s: %v, want %v", name, err, want)
 		}
@@ -140,4 +138,19 @@ func manyLayers(n int) (layers []Layer) {
 		layers = append(layers, Layer{Layer: i, Kind: "full", KVHeads: 1, KHeadDim: 1, VHeadDim: 1, KRowBytes: 1, VRowBytes: 1})
 	}
 	return layers
+}
+
+// withHeaderOf returns a block file whose header has so many bytes: a field that nobody knows fills it.
+func withHeaderOf(t *testing.T, length int) []byte {
+	t.Helper()
+	h := headerOf(testLayers, Namespace{1}, Key{1}, 0, TokenBytes([]int32{1}), nil)
+	payload := madeblock.Payload(h, segmentByte)
+	const unknown = 1000
+	fill := length - proto.Size(h) - protowire.SizeTag(unknown)
+	fill -= protowire.SizeBytes(fill) - fill // its length takes bytes, too
+	h.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, unknown, protowire.BytesType), make([]byte, fill)))
+	if got := proto.Size(h); got != length {
+		t.Fatalf("a header of %d bytes, want %d", got, length)
+	}
+	return madeblock.File(h, payload)
 }

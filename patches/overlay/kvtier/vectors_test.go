@@ -106,7 +106,7 @@ func TestKeysEqualTheGoldenVectors(t *testing.T) {
 					extras = append(extras, Extra{Row: uint32(x.Row - at), Digest: unhex(t, x.Digest)})
 				}
 			}
-			parent = BlockKey(parent, encoded[4*at:4*end], extras)
+			parent = BlockKey(parent, encoded[4*at:4*end], extras, nil)
 			keys = append(keys, hexOf(parent))
 		}
 		want := c.Keys

@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash"
-
-	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
 // A window is the rows of layers that keep only the last ones (sliding windows), as they were when a content ended. It is
@@ -32,9 +30,10 @@ type WindowBlock struct {
 func (w WindowBlock) Rows() int { return len(w.Tokens) / 4 }
 
 // Key names it. That of the last block does not depend on cells.
-func (w WindowBlock) Key() Key { return BlockKey(w.On, w.Tokens, w.extras()) }
+func (w WindowBlock) Key() Key { return BlockKey(w.On, w.Tokens, w.Extras(), nil) }
 
-func (w WindowBlock) extras() []Extra {
+// Extras are what its key has beside the tokens.
+func (w WindowBlock) Extras() []Extra {
 	digest := sha256.New()
 	if w.Last {
 		writePrefixed(digest, []byte("kvt-window-end-1"))
@@ -59,24 +58,6 @@ func writeNumber(h hash.Hash, n int) {
 
 // place is the first position that its header has: where the next block of the chain begins.
 func (w WindowBlock) place() int { return w.Position - w.First + BlockTokens }
-
-// NewWindowLayout lays out K and V of every layer of a window block that names so many others.
-func NewWindowLayout(layers []Layer, rows, others int) *Layout {
-	return newLayout(layers, rows, 64+5*rows+(2+len(Key{}))*others) // its extra, its cells, its window
-}
-
-// SealWindow is Seal for a window block.
-func (l *Layout) SealWindow(file []byte, ns Namespace, w WindowBlock, dtype string) error {
-	key, extra := w.Key(), w.extras()[0]
-	h := &tierpb.BlockHeader{
-		Namespace: ns[:], Key: key[:], Parent: w.On[:], FirstPosition: uint32(w.place()), Tokens: w.Tokens,
-		Extras: []*tierpb.Extra{{Row: extra.Row, Digest: extra.Digest}}, Window: keyBytes(w.Others),
-	}
-	for _, cell := range w.Cells {
-		h.Cells = append(h.Cells, uint32(cell))
-	}
-	return l.seal(file, dtype, h, l.Checksums(file))
-}
 
 // WindowOf returns w, which was sought by key, with what the block says of its cells and, of a last one, of the others; or why it
 // is another block. size is how many cells the cache has.

@@ -8,10 +8,9 @@ from itertools import chain
 
 import pytest
 
-from ollama_tiering.protocol.engine import messages as m
-from ollama_tiering.sidecar.engine.chains import STEP_BYTES, Chains, block_extras
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS
-from ollama_tiering.sidecar.engine.turns import PIECE_BLOCKS
+from ollama_tiering.sidecar.engine.writes import STEP_BYTES
+from ollama_tiering.sidecar.policy.chains import PIECE_KEYS, Chains
 from ollama_tiering.store import BlockExtra, BlockKey, block_key, extras_of
 from ollama_tiering.store.block.key import as_namespace
 
@@ -39,7 +38,7 @@ def test_a_chain_that_goes_on_from_the_last_one_is_that_of_its_tokens_and_conten
     seed: int,
 ) -> None:
     rng = random.Random(seed)
-    chains = Chains(NAMESPACE)
+    chains = Chains(NAMESPACE, BLOCK_TOKENS)
     tokens, fingerprints = b"", []
     for _ in range(4):
         kept = rng.randrange(len(tokens) // 4 + 1)
@@ -58,10 +57,10 @@ def test_a_chain_that_goes_on_from_the_last_one_is_that_of_its_tokens_and_conten
 def test_extras_are_in_the_keys_of_their_blocks_and_no_piece_is_too_large(first: int) -> None:
     tokens, fingerprints = bytes(700 * STEP_BYTES), [bytes(8)] * 700
     places = [first * BLOCK_TOKENS + row for row in (0, 3, 63, 64)]
-    extras = block_extras([m.EngineExtra(place, bytes([place % 7])) for place in places])
-    pieces = list(Chains(NAMESPACE).in_pieces(tokens, extras, fingerprints))
+    extras = [BlockExtra(place, bytes([place % 7])) for place in places]
+    pieces = list(Chains(NAMESPACE, BLOCK_TOKENS).in_pieces(tokens, extras, fingerprints))
     assert list(chain.from_iterable(pieces)) == one_by_one(tokens, fingerprints, extras)
-    assert max(map(len, pieces)) <= PIECE_BLOCKS
+    assert max(map(len, pieces)) <= PIECE_KEYS
     plain = one_by_one(tokens, fingerprints)
     assert list(chain.from_iterable(pieces))[:first] == plain[:first]
     assert list(chain.from_iterable(pieces))[first] != plain[first]

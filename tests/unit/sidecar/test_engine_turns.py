@@ -14,12 +14,14 @@ import pytest
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import Kind
 from ollama_tiering.sidecar.content.contents import Contents
-from ollama_tiering.sidecar.engine import chains, turns
+from ollama_tiering.sidecar.engine import turns
 from ollama_tiering.sidecar.engine.connection import Connection
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, identity_of
 from ollama_tiering.sidecar.engine.lookups import EngineLookUps
-from ollama_tiering.sidecar.engine.turns import PIECE_BLOCKS, Turns
+from ollama_tiering.sidecar.engine.turns import Turns
 from ollama_tiering.sidecar.engine.writes import Writes
+from ollama_tiering.sidecar.policy import chains
+from ollama_tiering.sidecar.policy.chains import PIECE_KEYS
 from ollama_tiering.store import BlockKey, BlockOffer, Outcome
 from ollama_tiering.store.serving.session import Reserved
 from tests.contract.fake_engine import hello
@@ -161,8 +163,8 @@ def test_between_two_pieces_of_a_plan_for_a_million_tokens_a_look_up_has_its_tur
     assert len(planned.files) == 2
     blocks = MILLION // BLOCK_TOKENS
     assert sum(hashed) == blocks
-    assert max(hashed) <= PIECE_BLOCKS
-    assert given.pieces >= blocks / PIECE_BLOCKS
+    assert max(hashed) <= PIECE_KEYS
+    assert given.pieces >= blocks / PIECE_KEYS
     assert len(answered) == given.pieces
 
 

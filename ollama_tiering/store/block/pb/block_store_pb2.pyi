@@ -235,15 +235,34 @@ class PutOpen(_message.Message):
     namespace: bytes
     description: Namespace
     block_tokens: int
-    def __init__(self, namespace: _Optional[bytes] = ..., description: _Optional[_Union[Namespace, _Mapping[str, object]]] = ..., block_tokens: _Optional[int] = ...) -> None: ...
+    segments: _containers.RepeatedCompositeFieldContainer[Segment]
+    window_children: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, namespace: _Optional[bytes] = ..., description: _Optional[_Union[Namespace, _Mapping[str, object]]] = ..., block_tokens: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping[str, object]]]] = ..., window_children: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PutReserve(_message.Message):
     offers: _containers.RepeatedCompositeFieldContainer[BlockOffer]
-    def __init__(self, offers: _Optional[_Iterable[_Union[BlockOffer, _Mapping[str, object]]]] = ...) -> None: ...
+    text: PutText
+    def __init__(self, offers: _Optional[_Iterable[_Union[BlockOffer, _Mapping[str, object]]]] = ..., text: _Optional[_Union[PutText, _Mapping[str, object]]] = ...) -> None: ...
+
+class PutText(_message.Message):
+    tokens: bytes
+    extras: _containers.RepeatedCompositeFieldContainer[Extra]
+    fingerprints: _containers.RepeatedScalarFieldContainer[bytes]
+    blocks: _containers.RepeatedCompositeFieldContainer[TextBlock]
+    def __init__(self, tokens: _Optional[bytes] = ..., extras: _Optional[_Iterable[_Union[Extra, _Mapping[str, object]]]] = ..., fingerprints: _Optional[_Iterable[bytes]] = ..., blocks: _Optional[_Iterable[_Union[TextBlock, _Mapping[str, object]]]] = ...) -> None: ...
+
+class TextBlock(_message.Message):
+    first_row: int
+    rows: int
+    child: int
+    cells: _containers.RepeatedScalarFieldContainer[int]
+    ends_window: bool
+    def __init__(self, first_row: _Optional[int] = ..., rows: _Optional[int] = ..., child: _Optional[int] = ..., cells: _Optional[_Iterable[int]] = ..., ends_window: _Optional[bool] = ...) -> None: ...
 
 class PutCommit(_message.Message):
     reservation_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, reservation_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    crcs: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, reservation_ids: _Optional[_Iterable[int]] = ..., crcs: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class PutInline(_message.Message):
     key: bytes
@@ -272,7 +291,9 @@ class Reservation(_message.Message):
     id: int
     path: bytes
     reason: str
-    def __init__(self, outcome: _Optional[_Union[Reservation.Outcome, str]] = ..., id: _Optional[int] = ..., path: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+    payload_offset: int
+    file_bytes: int
+    def __init__(self, outcome: _Optional[_Union[Reservation.Outcome, str]] = ..., id: _Optional[int] = ..., path: _Optional[bytes] = ..., reason: _Optional[str] = ..., payload_offset: _Optional[int] = ..., file_bytes: _Optional[int] = ...) -> None: ...
 
 class PutReserved(_message.Message):
     reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
@@ -438,7 +459,8 @@ class StatForEngines(_message.Message):
     tiers: _containers.RepeatedCompositeFieldContainer[TierFolder]
     by_rows: bool
     look_up: bool
-    def __init__(self, tiers: _Optional[_Iterable[_Union[TierFolder, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ..., look_up: _Optional[bool] = ...) -> None: ...
+    put_text: bool
+    def __init__(self, tiers: _Optional[_Iterable[_Union[TierFolder, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ..., look_up: _Optional[bool] = ..., put_text: _Optional[bool] = ...) -> None: ...
 
 class TierFolder(_message.Message):
     directory: bytes

@@ -90,8 +90,8 @@ func (h history) rows(from, to, segment int) (all []byte) {
 
 // fingerprint is that of a whole block.
 func (h history) fingerprint(t *Tiering, first int) []byte {
-	l := t.layout(kvtier.BlockTokens, 0)
-	file := make([]byte, l.FileBytes)
+	l := t.layout(kvtier.BlockTokens, nil)
+	file := make([]byte, l.Bytes)
 	for i, s := range l.Segments {
 		copy(file[s.Offset:], h.rows(first, first+kvtier.BlockTokens, i))
 	}
@@ -364,10 +364,13 @@ func TestARowThatIsNotTheNotedOneIsNotStored(t *testing.T) {
 	tokens, h := tokensFrom(0, 128), history{}.then(0, 128, 1)
 	tier.compute(0, 0, h)
 	tier.ended(t, 0, tokens)
-	block := &block{link: tier.slots[0].lineage.chain[0], rows: 64, layout: tier.layout(64, 0)}
-	block.file = make([]byte, block.layout.FileBytes)
-	if err := tier.seal(block); err == nil {
-		t.Error("a block was sealed under the name of other rows")
+	l := tier.slots[0].lineage
+	wrong := &block{link: l.chain[0], rows: 64, layout: tier.layout(64, nil), copied: true}
+	wrong.payload = make([]byte, wrong.layout.Bytes)
+	wrong.payload[0] = 99
+	wrong.link.fingerprint[0] ^= 1 // as if the rows had changed since they were noted
+	if done, err := tier.store(l, []*block{wrong}, nil); done > 0 {
+		t.Errorf("a block was stored under the name of other rows: %v", err)
 	}
 }
 
@@ -382,8 +385,8 @@ func TestWhatASlotKeptIsAnotherBlockUnderAnotherText(t *testing.T) {
 	ts := &tier.slots[0]
 	ts.note(Text(append(tokensFrom(0, 64), tokensFrom(900, 964)...)), nil)
 	ts.lineage.follow(tier, 2)
-	if first, second := ts.lineage.chain[0], ts.lineage.chain[1]; !first.named || second.named {
-		t.Errorf("blocks are taken for those of another text: %v %v", first.named, second.named)
+	if first, second := ts.lineage.chain[0], ts.lineage.chain[1]; !first.known(tier) || second.known(tier) {
+		t.Errorf("blocks are taken for those of another text: %v %v", first.fingerprint, second.fingerprint)
 	}
 }
 
@@ -400,7 +403,7 @@ func TestWindowsHangOnTheRowsOfTheirHistory(t *testing.T) {
 	text := tokensFrom(0, 300)
 	for salt := byte(1); salt < 3; salt++ {
 		tier := withWindow()
-		holdBytes = 5 * tier.layout(64, 0).FileBytes // the chain, and nothing beside it, is copied at once
+		holdBytes = 5 * tier.layout(64, nil).Bytes // the chain, and nothing beside it, is copied at once
 		h := history{}.then(0, 300, salt)
 		tier.compute(0, 0, h)
 		w := tier.model.Windows[0].Rows

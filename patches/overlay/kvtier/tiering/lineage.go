@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
 // lineage is one content of a slot, from when it was loaded until some of it is discarded. Guarded by the Host's lock.
@@ -33,14 +34,12 @@ type lineage struct {
 type block struct {
 	first, rows int
 	link        *link // that it is or, of a window block, hangs on
-	key, parent kvtier.Key
 	layout      *kvtier.Layout
-	part        *windowPart // of a window block, whose rows are not all of those of the block at first
-	others      []*block    // of the last block of a window: those before it
-	file        []byte      // its bytes, nil until there is memory for them
-	crcs        []uint32    // of its segments, if its rows have named it
-	path        string      // of the reserved file
-	id          uint64      // its reservation
+	part        *windowPart         // of a window block, whose rows are not all of those of the block at first
+	others      []*block            // of the last block of a window: those before it
+	payload     []byte              // its rows, nil until there is memory for them
+	crcs        []uint32            // of its segments, once they are known
+	file        *tierpb.Reservation // nil: none is reserved
 	copied      bool
 	lost        bool
 }
@@ -117,34 +116,11 @@ func (l *lineage) add(t *Tiering, first, rows int) {
 	if rows < kvtier.BlockTokens {
 		l.end = k
 	}
-	b := &block{first: first, rows: rows, link: k, layout: t.layout(rows, len(k.extras))}
-	b.name(t)
+	b := &block{first: first, rows: rows, link: k, layout: t.layout(rows, nil)}
 	l.blocks = append(l.blocks, b)
 }
 
-// name finds the key and the parent, if they can be known yet: what rows name is copied first.
-func (b *block) name(t *Tiering) bool {
-	if !b.link.name(t) {
-		return false
-	}
-	if b.part == nil {
-		b.key, b.parent = b.link.key, b.link.parent(t)
-		return true
-	}
-	w := &b.part.block
-	w.Others = nil
-	for _, other := range b.others {
-		if !other.name(t) {
-			return false
-		}
-		w.Others = append(w.Others, other.key)
-	}
-	w.On = b.link.key
-	b.key, b.parent = w.Key(), w.On
-	return true
-}
-
-// export copies a block's rows out of the cells into b.file. The caller holds the Host's lock and the rows are computed.
+// export copies a block's rows out of the cells into b.payload. The caller holds the Host's lock and the rows are computed.
 func (t *Tiering) export(l *lineage, b *block) {
 	if b.part != nil {
 		t.exportWindow(l, b)
@@ -156,7 +132,7 @@ func (t *Tiering) export(l *lineage, b *block) {
 		return
 	}
 	for i, s := range b.layout.Segments {
-		t.rows.Read(i, cells, b.file[s.Offset:s.Offset+s.Bytes])
+		t.rows.Read(i, cells, b.payload[s.Offset:s.Offset+s.Bytes])
 	}
 	b.copied = true
 	if w, ok := t.host.(Witness); ok {

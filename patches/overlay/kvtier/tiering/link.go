@@ -19,6 +19,11 @@ type link struct {
 	named       bool
 }
 
+// known reports whether it is known which rows it has, and those before it: what the sidecar must know to name it.
+func (k *link) known(t *Tiering) bool {
+	return !t.model.ByRows || k.fingerprint != nil && (k.before == nil || k.before.known(t))
+}
+
 // name finds the key, if it can be known yet.
 func (k *link) name(t *Tiering) bool {
 	switch {
@@ -29,7 +34,7 @@ func (k *link) name(t *Tiering) bool {
 	case t.model.ByRows && k.fingerprint == nil:
 		return false
 	}
-	k.key, k.named = kvtier.RowsKey(k.parent(t), k.tokens, k.extras, k.fingerprint), true
+	k.key, k.named = kvtier.BlockKey(k.parent(t), k.tokens, k.extras, k.fingerprint), true
 	return true
 }
 

@@ -48,32 +48,29 @@ func BenchmarkLookUpToRows(b *testing.B) {
 
 // fillStore stores blocks of zeros.
 func (t *Tiering) fillStore(b *testing.B, tokens []int32) {
-	session, err := t.client.Put(t.namespace, t.model.Description, time.Minute)
+	session, err := t.client.Put(t.putOpen(), time.Minute)
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer session.Close()
-	encoded, parent := kvtier.TokenBytes(tokens), t.namespace
+	encoded, l := kvtier.TokenBytes(tokens), t.layout(kvtier.BlockTokens, nil)
+	payload := make([]byte, l.Bytes)
+	crcs := l.Checksums(payload)
 	for first := 0; first < len(tokens); first += kvtier.BlockTokens {
-		l, part := t.layout(kvtier.BlockTokens, 0), encoded[4*first:4*(first+kvtier.BlockTokens)]
-		key := kvtier.BlockKey(parent, part, nil)
-		offer := &tierpb.BlockOffer{Key: key[:], Parent: parent[:], FileBytes: uint64(l.FileBytes)}
-		reserved, err := session.Reserve([]*tierpb.BlockOffer{offer})
+		text := &tierpb.PutText{
+			Tokens: encoded[:4*(first+kvtier.BlockTokens)], Blocks: []*tierpb.TextBlock{{FirstRow: uint32(first), Rows: kvtier.BlockTokens}},
+		}
+		reserved, err := session.Reserve(text)
 		if err != nil {
 			b.Fatal(err)
 		}
-		if reserved[0].Outcome == tierpb.Reservation_OUTCOME_RESERVED {
-			file := make([]byte, l.FileBytes)
-			if err = l.Seal(file, t.namespace, key, parent, first, part, nil, t.model.DType); err == nil {
-				err = kvtier.WriteFile(string(reserved[0].Path), file)
-			}
-			if err != nil {
+		if r := reserved[0]; r.Outcome == tierpb.Reservation_OUTCOME_RESERVED {
+			if err := kvtier.WriteFile(string(r.Path), int(r.FileBytes), int(r.PayloadOffset), payload); err != nil {
 				b.Fatal(err)
 			}
-			if _, err := session.Commit([]uint64{reserved[0].Id}); err != nil {
+			if _, err := session.Commit([]uint64{r.Id}, [][]uint32{crcs}); err != nil {
 				b.Fatal(err)
 			}
 		}
-		parent = key
 	}
 }

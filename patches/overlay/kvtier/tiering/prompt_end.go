@@ -60,7 +60,7 @@ func (ts *slot) notePromptEnd(t *Tiering) {
 func (p *promptEnd) makeReady() {
 	var sizes []int
 	for _, b := range slices.Concat(p.blocks...) {
-		sizes = append(sizes, b.layout.FileBytes)
+		sizes = append(sizes, b.layout.Bytes)
 	}
 	p.memory = make(chan [][]byte, 1)
 	go func(ready chan<- [][]byte) {
@@ -99,7 +99,7 @@ func (ts *slot) copyPromptEnd(t *Tiering, p *promptEnd, letGo bool) bool {
 	t.between(letGo, func() { memory = <-p.memory })
 	blocks := slices.Concat(p.blocks...)
 	for i, b := range blocks {
-		b.file = memory[i]
+		b.payload = memory[i]
 	}
 	for at := 0; at < len(blocks); {
 		if at > 0 {
@@ -132,11 +132,11 @@ func (t *Tiering) between(letGo bool, do func()) {
 // copyPiece copies the rows of as many of the first blocks as are copied in one hold of the lock, and returns how many that are.
 func (t *Tiering) copyPiece(blocks []*block) (n int, err error) {
 	var segments []func()
-	for bytes := 0; n < len(blocks) && (n == 0 || bytes+blocks[n].layout.FileBytes <= holdBytes); n++ {
+	for bytes := 0; n < len(blocks) && (n == 0 || bytes+blocks[n].layout.Bytes <= holdBytes); n++ {
 		b := blocks[n]
-		bytes += b.layout.FileBytes
+		bytes += b.layout.Bytes
 		for i, s := range b.layout.Segments {
-			segments = append(segments, func() { b.part.window.Rows.Read(i, b.part.cells, b.file[s.Offset:s.Offset+s.Bytes]) })
+			segments = append(segments, func() { b.part.window.Rows.Read(i, b.part.cells, b.payload[s.Offset:s.Offset+s.Bytes]) })
 		}
 	}
 	workers := 1
@@ -160,7 +160,7 @@ func (p *promptEnd) layOut(t *Tiering) {
 		for _, part := range windowParts(w, make([]byte, 4*p.end), unnamed) {
 			part.lieIn(p.cells[i][part.block.Position-max(0, p.end-w.Size):])
 			b := t.windowBlock(part, of)
-			of, p.bytes = append(of, b), p.bytes+b.layout.FileBytes
+			of, p.bytes = append(of, b), p.bytes+b.layout.Bytes
 		}
 		p.blocks = append(p.blocks, of)
 	}
@@ -190,6 +190,6 @@ func (l *lineage) planPromptEnd(t *Tiering, rows int) {
 			w := &b.part.block
 			w.Tokens = l.tokens[4*w.Position : 4*(w.Position+b.rows) : 4*(w.Position+b.rows)]
 		}
-		l.addWindow(t, of, rows)
+		l.addWindow(of, rows)
 	}
 }

@@ -79,7 +79,7 @@ func TestAPromptsEndIsCopiedWhenTheNextBatchBeginsAndStoredAsItWasThen(t *testin
 		for _, b := range blocks {
 			n += b.rows
 			for _, s := range b.layout.Segments {
-				if got := b.file[s.Offset : s.Offset+s.Bytes]; !bytes.Equal(got, bytes.Repeat([]byte{8}, len(got))) {
+				if got := b.payload[s.Offset : s.Offset+s.Bytes]; !bytes.Equal(got, bytes.Repeat([]byte{8}, len(got))) {
 					t.Fatalf("window %d, block at %d: %v", child, b.first, got[:4])
 				}
 			}
@@ -108,7 +108,7 @@ func TestAPromptsEndThatWasNotCopiedIsNotStored(t *testing.T) {
 func TestAPromptsEndIsNotNotedWithoutMemoryForIt(t *testing.T) {
 	tier, ts := withPromptEnd(t)
 	other := newLineage(0)
-	other.blocks = []*block{{copied: true, file: make([]byte, catchUpBytes-1000)}}
+	other.blocks = []*block{{copied: true, payload: make([]byte, catchUpBytes-1000)}}
 	ts.older = append(ts.older, other)
 	tier.launch(301)
 	if ts.lineage.promptEnd != nil {

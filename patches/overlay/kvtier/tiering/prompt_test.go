@@ -1,6 +1,7 @@
 package tiering
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"testing"
@@ -53,68 +54,50 @@ func TestAPromptEndsBeforeASpanThatIsNotWhole(t *testing.T) {
 	}
 }
 
-func TestWhatStandsBesideTokensIsInKeysAndHeaders(t *testing.T) {
+func TestWhatStandsBesideTokensIsSaidOfABlock(t *testing.T) {
 	tier := fake(t, 1)
 	extras := []kvtier.Extra{{Row: 70, Digest: picture(1)}, {Row: 140, Digest: picture(2)}, {Row: 145, Digest: picture(2)}}
 	p := Prompt{Tokens: tokensFrom(0, 150), Extras: extras}
-	encoded := kvtier.TokenBytes(p.Tokens)
-	tier.fillCells(0, 150, 0)
 	ts := &tier.slots[0]
 	ts.note(Prompt{Tokens: p.Tokens[:100], Extras: extras[:1]}, nil)
 	ts.lineage.plan(tier)
 	ts.note(p, nil)
 	ts.lineage.finished = true
 	ts.lineage.plan(tier)
-	want := append(kvtier.Chain(tier.namespace, encoded, extras), kvtier.Key{})
-	want[2] = kvtier.BlockKey(want[1], encoded[4*128:], []kvtier.Extra{{Row: 12, Digest: picture(2)}, {Row: 17, Digest: picture(2)}})
-	plain := kvtier.Chain(tier.namespace, encoded, nil)
-	if want[0] != plain[0] || want[1] == plain[1] {
-		t.Fatal("the keys of a chain do not depend on what stands in their blocks")
+	text, n := tier.textOf(ts.lineage.blocks)
+	if n != 3 || len(text.Extras) != len(extras) || !bytes.Equal(text.Tokens, kvtier.TokenBytes(p.Tokens)) {
+		t.Fatalf("%d blocks of %v", n, text)
 	}
-	for i, b := range ts.lineage.blocks {
-		if b.key != want[i] {
-			t.Errorf("block %d has another key", i)
+	for i, x := range text.Extras {
+		if x.Row != extras[i].Row || !bytes.Equal(x.Digest, extras[i].Digest) {
+			t.Errorf("extra %d is at row %d", i, x.Row)
 		}
-		b.file = make([]byte, b.layout.FileBytes)
-		tier.export(ts.lineage, b)
-		if err := tier.seal(b); err != nil {
-			t.Fatal(err)
-		}
-		opened, err := kvtier.Open(b.file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		matches := func(extras []kvtier.Extra) error {
-			inside := kvtier.ExtrasOf(extras, b.first, b.rows)
-			return opened.Matches(tier.namespace, b.key, b.parent, b.first, b.rows, b.link.tokens, inside, tier.model.Layers, "f16")
-		}
-		if err := matches(extras); err != nil {
-			t.Errorf("block %d: %v", i, err)
-		}
-		other := []kvtier.Extra{{Row: 70, Digest: picture(3)}, {Row: 140, Digest: picture(2)}, {Row: 145, Digest: picture(4)}}
-		if i > 0 && (matches(other) == nil || matches(nil) == nil) {
-			t.Errorf("block %d is taken for a prompt with another image, or with none", i)
-		}
-	}
-	if len(ts.lineage.blocks) != 3 {
-		t.Errorf("%d blocks", len(ts.lineage.blocks))
 	}
 }
 
-func TestEveryNumberOfExtrasHasRoomInAHeader(t *testing.T) {
+func TestBlocksOfTwoTextsAreNamedApart(t *testing.T) {
 	tier := fake(t, 1)
-	for _, layers := range []int{1, 26, 28, 60} { // with 28 hardly any room is left
-		tier.model.Layers = slices.Repeat(tier.model.Layers[:1], layers)
-		p := Prompt{Tokens: tokensFrom(0, 64)}
-		for row := range uint32(64) {
-			p.Extras = append(p.Extras, kvtier.Extra{Row: row, Digest: picture(byte(row))})
-			l := kvtier.NewLayout(tier.model.Layers, 64, len(p.Extras))
-			encoded := kvtier.TokenBytes(p.Tokens)
-			key := kvtier.BlockKey(tier.namespace, encoded, p.Extras)
-			if err := l.Seal(make([]byte, l.FileBytes), tier.namespace, key, tier.namespace, 0, encoded, p.Extras, "f16"); err != nil {
-				t.Fatalf("%d layers, %d extras: %v", layers, len(p.Extras), err)
-			}
-		}
+	ts := &tier.slots[0]
+	ts.note(Text(tokensFrom(0, 100)), nil)
+	ts.lineage.finished = true
+	ts.lineage.plan(tier)
+	ts.note(Text(tokensFrom(0, 90)), nil) // a stop string was cut off
+	ts.note(Text(append(tokensFrom(0, 90), tokensFrom(500, 600)...)), nil)
+	ts.lineage.plan(tier)
+	blocks := ts.lineage.blocks
+	if got := rowsOf(blocks); !slices.Equal(got, [][2]int{{0, 64}, {64, 36}, {64, 64}, {128, 62}}) {
+		t.Fatalf("planned %v", got)
+	}
+	first, n := tier.textOf(blocks)
+	if n != 2 || !bytes.Equal(first.Tokens, kvtier.TokenBytes(tokensFrom(0, 100))) {
+		t.Errorf("%d blocks of %d bytes of tokens", n, len(first.Tokens))
+	}
+	second, n := tier.textOf(blocks[2:])
+	if n != 2 || !bytes.Equal(second.Tokens, kvtier.TokenBytes(append(tokensFrom(0, 90), tokensFrom(500, 600)...))) {
+		t.Errorf("%d blocks of %d bytes of tokens", n, len(second.Tokens))
+	}
+	if b := second.Blocks[0]; b.FirstRow != 64 || b.Rows != 64 {
+		t.Errorf("the first is %v", b)
 	}
 }
 

@@ -297,7 +297,7 @@ func TestWhatCouldNotBeCheckedDoesNotStayInItsCells(t *testing.T) {
 	if tier.prefetchFor(t.Context(), prompt) == nil {
 		t.Fatal("nothing fetched")
 	}
-	span := tier.layout(64, 0).Segments[2]
+	span := tier.layout(64, nil).Segments[2]
 	if err := os.Truncate(store.blocks[1].path, int64(span.Offset+40*span.RowBytes)); err != nil {
 		t.Fatal(err)
 	}

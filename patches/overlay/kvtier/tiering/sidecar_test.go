@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/madeblock"
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
@@ -43,6 +44,7 @@ type sidecar struct {
 	asked   int      // keys of the last Get
 	damaged [][]byte // keys that were reported
 	put     []string // files that were reserved
+	wrong   int      // bytes that it says they have and have not
 	reports []*tierpb.RunnerReport
 }
 
@@ -104,17 +106,16 @@ func (s *sidecar) store(t *testing.T, tier *Tiering, tokens int) {
 	encoded, parent := kvtier.TokenBytes(tokensFrom(0, tokens)), tier.namespace
 	for first := 0; first < tokens; first += kvtier.BlockTokens {
 		rows := min(kvtier.BlockTokens, tokens-first)
-		l, part := tier.layout(rows, 0), encoded[4*first:4*(first+rows)]
-		file := make([]byte, l.FileBytes)
-		for n, seg := range l.Segments {
-			for i := range seg.Bytes {
-				file[seg.Offset+i] = storedByte(first+i/seg.RowBytes, n)
-			}
+		part := encoded[4*first : 4*(first+rows)]
+		key := kvtier.BlockKey(parent, part, nil, nil)
+		h := &tierpb.BlockHeader{
+			Namespace: tier.namespace[:], Key: key[:], Parent: parent[:], FirstPosition: uint32(first), Tokens: part,
+			Segments: kvtier.SegmentsOf(tier.model.Layers, tier.model.DType),
 		}
-		key := kvtier.BlockKey(parent, part, nil)
-		if err := l.Seal(file, tier.namespace, key, parent, first, part, nil, "f16"); err != nil {
-			t.Fatal(err)
-		}
+		payload := madeblock.Payload(h, func(segment, at int) byte {
+			return storedByte(first+at/int(h.Segments[segment].RowBytes), segment)
+		})
+		file := madeblock.File(h, payload)
 		path := filepath.Join(s.dir, fmt.Sprint(first))
 		if err := os.WriteFile(path, file, 0o600); err != nil {
 			t.Fatal(err)
@@ -132,15 +133,15 @@ func (s *sidecar) change(t *testing.T, tier *Tiering, block, row, segment int) {
 		t.Fatal(err)
 	}
 	defer fd.Close()
-	span := tier.layout(s.blocks[block].rows, 0).Segments[segment]
-	at := int64(span.Offset + row*span.RowBytes)
+	l := tier.layout(s.blocks[block].rows, nil)
+	at := int64(s.blocks[block].size - l.Bytes + l.Segments[segment].Offset + row*l.Segments[segment].RowBytes)
 	if _, err := fd.WriteAt([]byte{storedByte(64*block+row, segment) ^ 1}, at); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func (s *sidecar) Stat(context.Context, *tierpb.StatRequest) (*tierpb.StatForEngines, error) {
-	return &tierpb.StatForEngines{Tiers: []*tierpb.TierFolder{{Directory: []byte(s.dir)}}, LookUp: !s.older}, nil
+	return &tierpb.StatForEngines{Tiers: []*tierpb.TierFolder{{Directory: []byte(s.dir)}}, LookUp: !s.older, PutText: !s.older}, nil
 }
 
 // CheckFiles says what content does, or that all is sound.
@@ -359,6 +360,7 @@ func (s *sidecar) reported(t *testing.T, what string, wanted func(*tierpb.Runner
 
 // Put reserves whatever is offered and takes it.
 func (s *sidecar) Put(stream tierpb.BlockStore_PutServer) error {
+	var segments []*tierpb.Segment
 	for {
 		r, err := stream.Recv()
 		if err != nil {
@@ -366,18 +368,25 @@ func (s *sidecar) Put(stream tierpb.BlockStore_PutServer) error {
 		}
 		answer := &tierpb.PutResponse{}
 		switch {
+		case r.GetOpen() != nil:
+			segments = r.GetOpen().Segments
+			continue
 		case r.GetReserve() != nil:
 			reserved := &tierpb.PutReserved{}
-			for _, offer := range r.GetReserve().Offers {
-				path := filepath.Join(s.dir, fmt.Sprintf("put-%x.tmp", offer.Key))
-				if err := os.WriteFile(path, make([]byte, offer.FileBytes), 0o600); err != nil {
-					return err
-				}
+			for _, rows := range r.GetReserve().GetText().Blocks {
 				s.mu.Lock()
+				path, size := filepath.Join(s.dir, fmt.Sprintf("put-%d.tmp", len(s.put))), 4096
 				s.put = append(s.put, path)
 				s.mu.Unlock()
+				for _, segment := range segments {
+					size += (int(segment.RowBytes*rows.Rows) + 4095) / 4096 * 4096
+				}
+				if err := os.WriteFile(path, make([]byte, size), 0o600); err != nil {
+					return err
+				}
 				reserved.Reservations = append(reserved.Reservations, &tierpb.Reservation{
 					Outcome: tierpb.Reservation_OUTCOME_RESERVED, Id: uint64(len(reserved.Reservations)), Path: []byte(path),
+					PayloadOffset: 4096, FileBytes: uint64(size + s.wrong),
 				})
 			}
 			answer.Result = &tierpb.PutResponse_Reserved{Reserved: reserved}

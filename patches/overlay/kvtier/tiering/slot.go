@@ -145,7 +145,7 @@ func (t *Tiering) held() (bytes int) {
 		for _, l := range append([]*lineage{t.slots[i].lineage}, t.slots[i].older...) {
 			for _, b := range l.blocks {
 				if b.copied {
-					bytes += len(b.file)
+					bytes += len(b.payload)
 				}
 			}
 		}
@@ -160,16 +160,16 @@ func (t *Tiering) catchUp(l *lineage, keep int, budget int) int {
 		if !b.losesRows(keep) {
 			continue
 		}
-		if budget < b.layout.FileBytes {
+		if budget < b.layout.Bytes {
 			slog.Info("kv tiering: content discarded before it was stored", "slot", l.slot, "from", b.first, "blocks", len(l.blocks)-i)
 			for _, b := range l.blocks[i:] {
 				b.lost = b.lost || b.losesRows(keep)
 			}
 			return 0
 		}
-		if b.file == nil {
-			budget -= b.layout.FileBytes
-			b.file = make([]byte, b.layout.FileBytes)
+		if b.payload == nil {
+			budget -= b.layout.Bytes
+			b.payload = make([]byte, b.layout.Bytes)
 		}
 		t.export(l, b)
 	}

@@ -1,6 +1,7 @@
 package tiering
 
 import (
+	"bytes"
 	"slices"
 	"testing"
 
@@ -30,15 +31,14 @@ func TestPlanIsWholeBlocksThenTheTailOfAnEndedSequence(t *testing.T) {
 	if got := rowsOf(ts.lineage.blocks); !slices.Equal(got, [][2]int{{0, 64}, {64, 64}, {128, 64}, {192, 8}}) {
 		t.Fatalf("ended: %v", got)
 	}
-	encoded := ts.lineage.tokens
-	for i, key := range kvtier.Chain(tier.namespace, encoded, nil) {
-		if ts.lineage.blocks[i].key != key {
-			t.Errorf("key %d is not the prefix chain hash", i)
-		}
+	text, n := tier.textOf(ts.lineage.blocks)
+	if n != 4 || !bytes.Equal(text.Tokens, kvtier.TokenBytes(tokensFrom(0, 200))) || len(text.Extras)+len(text.Fingerprints) > 0 {
+		t.Errorf("%d blocks of %v", n, text)
 	}
-	tail := ts.lineage.blocks[3]
-	if tail.parent != ts.lineage.blocks[2].key || tail.key != kvtier.BlockKey(tail.parent, encoded[4*192:], nil) {
-		t.Error("the tail's key is not that of its tokens")
+	for i, want := range [][2]int{{0, 64}, {64, 64}, {128, 64}, {192, 8}} {
+		if got := text.Blocks[i]; int(got.FirstRow) != want[0] || int(got.Rows) != want[1] || len(got.Cells) > 0 {
+			t.Errorf("block %d is %v", i, got)
+		}
 	}
 }
 
@@ -109,8 +109,8 @@ func TestNothingIsCopiedWhenNothingCanBeStored(t *testing.T) {
 func TestCopiesWaitingToBeStoredAreBoundedInAll(t *testing.T) {
 	tier := fake(t, 1)
 	ts := &tier.slots[0]
-	size := tier.layout(64, 0).FileBytes
-	ts.older = []*lineage{{blocks: []*block{{copied: true, layout: tier.layout(64, 0), file: make([]byte, catchUpBytes-size)}}}}
+	size := tier.layout(64, nil).Bytes
+	ts.older = []*lineage{{blocks: []*block{{copied: true, layout: tier.layout(64, nil), payload: make([]byte, catchUpBytes-size)}}}}
 	tier.fillCells(0, 256, 0)
 	ts.note(Text(tokensFrom(0, 256)), nil)
 	current := ts.lineage
@@ -124,7 +124,7 @@ func TestCopiesWaitingToBeStoredAreBoundedInAll(t *testing.T) {
 
 func TestCopiesWaitingToBeStoredTakeAShareOfTheMemoryThatIsLeft(t *testing.T) {
 	tier := fake(t, 1)
-	size := tier.layout(64, 0).FileBytes
+	size := tier.layout(64, nil).Bytes
 	tier.memory.available = func() int { return memoryShare * (2*size + 100) }
 	tier.memory.held = 100 // restores have these
 	tier.fillCells(0, 256, 0)
@@ -168,7 +168,7 @@ func TestDiscardCopiesWhatIsLostAndLaterContentIsNotMistakenForIt(t *testing.T) 
 			t.Fatalf("block %d copied=%v", i, !copied)
 		}
 	}
-	if got := old.blocks[2].file[old.blocks[2].layout.Segments[0].Offset]; got != 128 {
+	if got := old.blocks[2].payload[old.blocks[2].layout.Segments[0].Offset]; got != 128 {
 		t.Errorf("block 2 holds rows from %d on", got)
 	}
 	// then all of it goes, before the snapshot ran: they are copied before other content takes the cells
@@ -178,13 +178,13 @@ func TestDiscardCopiesWhatIsLostAndLaterContentIsNotMistakenForIt(t *testing.T) 
 		if !b.copied {
 			t.Fatalf("block %d of the older content was lost", i)
 		}
-		if got := b.file[b.layout.Segments[0].Offset]; got != byte(64*i) {
+		if got := b.payload[b.layout.Segments[0].Offset]; got != byte(64*i) {
 			t.Errorf("block %d holds rows from %d on", i, got)
 		}
 	}
 	tier.rows.Drop(0, 0)
 	tier.fillCells(0, 200, 77)
-	late := &block{first: 0, rows: 64, layout: tier.layout(64, 0), file: make([]byte, tier.layout(64, 0).FileBytes)}
+	late := &block{first: 0, rows: 64, layout: tier.layout(64, nil), payload: make([]byte, tier.layout(64, nil).Bytes)}
 	tier.export(old, late)
 	if late.copied || !late.lost {
 		t.Error("rows of later content were exported under the older content's key")

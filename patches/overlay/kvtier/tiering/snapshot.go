@@ -1,7 +1,6 @@
 package tiering
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -85,8 +84,8 @@ func (t *Tiering) store(l *lineage, blocks []*block, after []int) (done int, err
 	t.host.Wait(after)
 	for done < len(blocks) {
 		n, bytes := 0, 0
-		for done+n < len(blocks) && (n == 0 || bytes+blocks[done+n].layout.FileBytes <= reserveBytes) {
-			bytes += blocks[done+n].layout.FileBytes
+		for done+n < len(blocks) && (n == 0 || bytes+blocks[done+n].layout.Bytes <= reserveBytes) {
+			bytes += blocks[done+n].layout.Bytes
 			n++
 		}
 		stored, err := t.storeSome(l, blocks[done:done+n])
@@ -110,18 +109,19 @@ func (t *Tiering) storeSome(l *lineage, blocks []*block) (done int, err error) {
 	for deadline := time.Now().Add(reportWait); t.reports.Load() > 0 && time.Now().Before(deadline); {
 		time.Sleep(5 * time.Millisecond)
 	}
-	session, err := t.client.Put(t.namespace, t.model.Description, putTimeout)
+	session, err := t.client.Put(t.putOpen(), putTimeout)
 	if err != nil {
 		return 0, err
 	}
 	defer session.Close()
 	defer t.forget(blocks)
 	for done < len(blocks) {
-		n := t.nameSome(l, blocks[done:])
-		if n == 0 {
+		known := t.makeNameable(l, blocks[done:])
+		if known == 0 {
 			return done, nil
 		}
-		stored, err := t.putSome(session, l, blocks[done:done+n])
+		text, n := t.textOf(blocks[done : done+known])
+		stored, err := t.putSome(session, l, text, blocks[done:done+n])
 		if done += stored; err != nil || stored < n {
 			return done, err
 		}
@@ -129,10 +129,10 @@ func (t *Tiering) storeSome(l *lineage, blocks []*block) (done int, err error) {
 	return done, nil
 }
 
-// nameSome returns how many blocks, from the first on, have names. Those that their rows name are copied if none has: as many as
+// makeNameable returns how many blocks, from the first on, can be named. Those that their rows name are copied if none can: as many as
 // are copied at once.
-func (t *Tiering) nameSome(l *lineage, blocks []*block) (n int) {
-	if n = t.named(blocks); n > 0 {
+func (t *Tiering) makeNameable(l *lineage, blocks []*block) (n int) {
+	if n = t.nameable(blocks); n > 0 {
 		return n
 	}
 	blocks = blocks[:t.copyOut(l, blocks)] // no more: others would be copied to where these lie
@@ -141,22 +141,22 @@ func (t *Tiering) nameSome(l *lineage, blocks []*block) (n int) {
 			break // a chain has no holes
 		}
 		if b.part == nil {
-			b.crcs = b.layout.Checksums(b.file)
+			b.crcs = b.layout.Checksums(b.payload)
 		}
 	}
-	return t.named(blocks)
+	return t.nameable(blocks)
 }
 
-// named returns how many blocks, from the first on, have names.
-func (t *Tiering) named(blocks []*block) (n int) {
+// nameable returns how many blocks, from the first on, can be named.
+func (t *Tiering) nameable(blocks []*block) (n int) {
 	t.host.Lock()
 	defer t.host.Unlock()
 	for n < len(blocks) {
 		b := blocks[n]
-		if b.crcs != nil && b.link.fingerprint == nil {
+		if b.crcs != nil && b.part == nil && b.link.fingerprint == nil {
 			b.link.fingerprint = kvtier.FingerprintOf(b.crcs)
 		}
-		if !b.name(t) {
+		if !b.link.known(t) {
 			break
 		}
 		n++
@@ -164,13 +164,9 @@ func (t *Tiering) named(blocks []*block) (n int) {
 	return n
 }
 
-// putSome reserves, fills and commits a few blocks that have names and returns how many of them, from the first on, the store has.
-func (t *Tiering) putSome(session *kvtier.PutSession, l *lineage, blocks []*block) (done int, err error) {
-	offers := make([]*tierpb.BlockOffer, len(blocks))
-	for i, b := range blocks {
-		offers[i] = &tierpb.BlockOffer{Key: b.key[:], Parent: b.parent[:], FileBytes: uint64(b.layout.FileBytes), Tail: b.rows < kvtier.BlockTokens}
-	}
-	reservations, err := session.Reserve(offers)
+// putSome reserves, fills and commits blocks of a text and returns how many of them, from the first on, the store has.
+func (t *Tiering) putSome(session *kvtier.PutSession, l *lineage, text *tierpb.PutText, blocks []*block) (done int, err error) {
+	reservations, err := session.Reserve(text)
 	if err != nil {
 		return 0, err
 	}
@@ -183,7 +179,10 @@ reserved:
 		switch r.Outcome {
 		case tierpb.Reservation_OUTCOME_RESERVED:
 			t.refused.Store(false)
-			b.id, b.path = r.Id, string(r.Path)
+			if r.FileBytes != r.PayloadOffset+uint64(b.layout.Bytes) {
+				return 0, fmt.Errorf("the sidecar reserved %d bytes for %d, from %d on", r.FileBytes, b.layout.Bytes, r.PayloadOffset)
+			}
+			b.file = r
 			fill = append(fill, b)
 		case tierpb.Reservation_OUTCOME_PRESENT:
 		default:
@@ -193,7 +192,7 @@ reserved:
 		}
 	}
 	committed, err := t.fill(session, l, fill)
-	for done < ready && (blocks[done].path == "" || slices.Contains(committed, blocks[done])) {
+	for done < ready && (blocks[done].file == nil || slices.Contains(committed, blocks[done])) {
 		done++
 	}
 	return done, err
@@ -213,7 +212,7 @@ func (t *Tiering) fill(session *kvtier.PutSession, l *lineage, blocks []*block) 
 	for at := 0; at < len(blocks); {
 		n := t.copyOut(l, blocks[at:])
 		// The pages of a file on tmpfs are this process's memory, too, until it is removed.
-		if bytes := fileBytes(blocks[at : at+n]); bytes > t.memory.free() {
+		if bytes := payloadBytes(blocks[at : at+n]); bytes > t.memory.free() {
 			slog.Info("kv tiering: content not stored for want of memory", "slot", l.slot, "from", blocks[at].first, "bytes", bytes)
 			return t.commit(session, blocks[:at])
 		}
@@ -221,11 +220,10 @@ func (t *Tiering) fill(session *kvtier.PutSession, l *lineage, blocks []*block) 
 			if !b.copied { // a chain has no holes
 				return t.commit(session, blocks[:slices.Index(blocks, b)])
 			}
-			err := t.seal(b)
-			if err == nil {
-				err = kvtier.WriteFile(b.path, b.file)
+			if b.crcs == nil {
+				b.crcs = b.layout.Checksums(b.payload)
 			}
-			if err != nil {
+			if err := kvtier.WriteFile(string(b.file.Path), int(b.file.FileBytes), int(b.file.PayloadOffset), b.payload); err != nil {
 				return nil, err
 			}
 		}
@@ -235,27 +233,11 @@ func (t *Tiering) fill(session *kvtier.PutSession, l *lineage, blocks []*block) 
 	return t.commit(session, blocks)
 }
 
-func fileBytes(blocks []*block) (n int) {
+func payloadBytes(blocks []*block) (n int) {
 	for _, b := range blocks {
-		n += b.layout.FileBytes
+		n += b.layout.Bytes
 	}
 	return n
-}
-
-func (t *Tiering) seal(b *block) error {
-	if b.part != nil {
-		return b.layout.SealWindow(b.file, t.namespace, b.part.block, b.part.window.DType)
-	}
-	k, crcs := b.link, b.crcs
-	if crcs == nil {
-		crcs = b.layout.Checksums(b.file)
-	}
-	if k.fingerprint != nil && !bytes.Equal(kvtier.FingerprintOf(crcs), k.fingerprint) {
-		return fmt.Errorf("rows from position %d on are not those that were noted", b.first)
-	}
-	return b.layout.SealRows(
-		b.file, t.namespace, b.key, b.parent, b.first, k.tokens, k.extras, t.model.DType, k.fingerprint, crcs,
-	)
 }
 
 // copyOut holds the lock once, copies the first blocks out of the cells and returns how many that were.
@@ -276,7 +258,7 @@ func (t *Tiering) copyOut(l *lineage, blocks []*block) int {
 		if b.copied || b.lost {
 			continue // the discard hook was first
 		}
-		size := b.layout.FileBytes
+		size := b.layout.Bytes
 		if i == 0 && size > len(memory) {
 			t.staging = make([]byte, max(size, holdBytes))
 			memory = t.staging
@@ -284,7 +266,7 @@ func (t *Tiering) copyOut(l *lineage, blocks []*block) int {
 		if size > len(memory) {
 			return i
 		}
-		b.file, memory = memory[:size:size], memory[size:]
+		b.payload, memory = memory[:size:size], memory[size:]
 		t.export(l, b)
 	}
 	return len(blocks)
@@ -296,7 +278,7 @@ func (t *Tiering) forget(blocks []*block) {
 	defer t.host.Unlock()
 	for _, b := range blocks {
 		b.lost = b.lost || !b.copied
-		b.file = nil
+		b.payload = nil
 	}
 }
 
@@ -305,11 +287,11 @@ func (t *Tiering) commit(session *kvtier.PutSession, blocks []*block) (stored []
 	if len(blocks) == 0 {
 		return nil, nil
 	}
-	ids := make([]uint64, len(blocks))
+	ids, crcs := make([]uint64, len(blocks)), make([][]uint32, len(blocks))
 	for i, b := range blocks {
-		ids[i] = b.id
+		ids[i], crcs[i] = b.file.Id, b.crcs
 	}
-	results, err := session.Commit(ids)
+	results, err := session.Commit(ids, crcs)
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/rows"
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
@@ -45,12 +44,9 @@ func TestSnapshotWaitsForTheBatchesThatComputeItsRows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	block, err := kvtier.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for segment := range 2 * len(tier.model.Layers) {
-		for i, got := range block.Segment(segment) {
+	payload := file[4096:]
+	for segment, s := range tier.layout(64, nil).Segments {
+		for i, got := range payload[s.Offset : s.Offset+s.Bytes] {
 			if got != 77 {
 				t.Fatalf("segment %d, byte %d: %d was stored before the batch had computed it", segment, i, got)
 			}
@@ -82,7 +78,7 @@ func TestWhatIsDiscardedIsCopiedOnlyWhenItsBatchesHaveComputedIt(t *testing.T) {
 	tier.rewrite(cells, 77)
 	tier.fakeHost().end(7)
 	<-done
-	if !block.copied || block.file[block.layout.Segments[0].Offset] != 77 {
+	if !block.copied || block.payload[block.layout.Segments[0].Offset] != 77 {
 		t.Error("rows were copied before the batch had computed them")
 	}
 }
@@ -90,7 +86,7 @@ func TestWhatIsDiscardedIsCopiedOnlyWhenItsBatchesHaveComputedIt(t *testing.T) {
 func TestNothingIsWrittenThatThereIsNoMemoryFor(t *testing.T) {
 	eachBlockApart(t)
 	tier, _ := withSidecar(t, 1, 64, tierpb.Tier_TIER_RAM)
-	size, asked := tier.layout(64, 0).FileBytes, 0
+	size, asked := tier.layout(64, nil).Bytes, 0
 	tier.memory.available = func() int {
 		asked++
 		if asked > 2 { // the first two blocks have filled the memory
@@ -110,5 +106,19 @@ func TestNothingIsWrittenThatThereIsNoMemoryFor(t *testing.T) {
 	tier.memory.available = func() int { return 1 << 40 }
 	if err := tier.snapshot(ts.lineage); err != nil || ts.lineage.saved != 256 {
 		t.Errorf("%d rows are stored when there is memory again: %v", ts.lineage.saved, err)
+	}
+}
+
+func TestAFileOfAnotherSizeThanItsRowsNeedIsNotFilled(t *testing.T) {
+	tier, store := withSidecar(t, 1, 64, tierpb.Tier_TIER_RAM)
+	store.wrong = 4096
+	tier.fillCells(0, 64, 1)
+	ts := &tier.slots[0]
+	ts.note(Text(tokensFrom(1000, 1064)), nil)
+	if err := tier.snapshot(ts.lineage); err == nil || ts.lineage.saved != 0 {
+		t.Errorf("%d rows are stored: %v", ts.lineage.saved, err)
+	}
+	if file, err := os.ReadFile(store.put[0]); err != nil || bytes.Count(file, []byte{0}) != len(file) {
+		t.Errorf("it was written to: %v", err)
 	}
 }

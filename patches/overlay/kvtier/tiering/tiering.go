@@ -47,7 +47,7 @@ type Tiering struct {
 	slots   []slot // guarded by the Host's lock
 	written int    // how often rows may have been written into cells: by a batch, a restore, a shift; likewise
 
-	layouts sync.Map // rows and extras of a block -> *kvtier.Layout
+	layouts sync.Map // rows of a block, and its window's child -> *kvtier.Layout
 	work    *queue
 }
 
@@ -140,7 +140,7 @@ func Connect(host Host) *Tiering {
 func (t *Tiering) serves() bool { return t.client.Up() && !t.older() }
 
 // older reports whether the sidecar that answered last is of a program that does not know how this one asks.
-func (t *Tiering) older() bool { return !t.client.LooksUp() }
+func (t *Tiering) older() bool { return !t.client.Speaks() }
 
 // NamespaceExtra is what the settings add to a namespace's field "extra".
 func (t *Tiering) NamespaceExtra() string { return t.config.NamespaceExtra() }
@@ -180,12 +180,16 @@ func (t *Tiering) Refuse(reason string, model Model) {
 	t.client.WaitFirst()
 }
 
-func (t *Tiering) layout(rows, extras int) *kvtier.Layout {
-	key := [2]int{rows, extras}
+// layout is that of so many rows: of a window, or with nil of those that keep every row.
+func (t *Tiering) layout(rows int, of *Window) *kvtier.Layout {
+	key, layers := [2]int{rows, -1}, t.model.Layers
+	if of != nil {
+		key[1], layers = of.Child, of.Layers
+	}
 	if l, ok := t.layouts.Load(key); ok {
 		return l.(*kvtier.Layout)
 	}
-	l, _ := t.layouts.LoadOrStore(key, kvtier.NewLayout(t.model.Layers, rows, extras))
+	l, _ := t.layouts.LoadOrStore(key, kvtier.NewLayout(layers, rows))
 	return l.(*kvtier.Layout)
 }
 

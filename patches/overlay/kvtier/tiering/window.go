@@ -74,16 +74,6 @@ func (w *Window) part(tokens []byte, at int, on func(block int) kvtier.Key) wind
 	}}
 }
 
-func (t *Tiering) windowLayout(part windowPart, others int) *kvtier.Layout {
-	n := part.block.Rows()
-	key := [3]int{part.window.Child, n, others}
-	if l, ok := t.layouts.Load(key); ok {
-		return l.(*kvtier.Layout)
-	}
-	l, _ := t.layouts.LoadOrStore(key, kvtier.NewWindowLayout(part.window.Layers, n, others))
-	return l.(*kvtier.Layout)
-}
-
 // storable is how many of a slot's first rows are of use to anybody: where layers are recurrent those up to the last checkpoint.
 // From there on a runner computes again, and not always the same bits: in other batches.
 func (t *Tiering) storable(slot, rows int) int {
@@ -163,7 +153,7 @@ func (l *lineage) planWindow(t *Tiering, w *Window, end, rows int) {
 		part.lieIn(cells[part.block.Position-from:])
 		of = append(of, t.windowBlock(part, of))
 	}
-	l.addWindow(t, of, rows)
+	l.addWindow(of, rows)
 }
 
 // windowBlock is the block of a part, after the others of its window; what it hangs on is not known yet.
@@ -172,15 +162,14 @@ func (t *Tiering) windowBlock(part windowPart, others []*block) *block {
 	if part.block.Last {
 		b.others = slices.Clone(others)
 	}
-	b.layout = t.windowLayout(part, len(b.others))
+	b.layout = t.layout(b.rows, part.window)
 	return b
 }
 
 // addWindow adds the blocks of a window of a content of so many rows.
-func (l *lineage) addWindow(t *Tiering, of []*block, rows int) {
+func (l *lineage) addWindow(of []*block, rows int) {
 	for _, b := range of {
 		b.link = l.on(b.first/kvtier.BlockTokens, rows)
-		b.name(t)
 	}
 	l.blocks = append(l.blocks, of...)
 }
@@ -194,7 +183,7 @@ func (t *Tiering) exportWindow(l *lineage, b *block) {
 		return
 	}
 	for i, s := range b.layout.Segments {
-		w.Rows.Read(i, cells, b.file[s.Offset:s.Offset+s.Bytes])
+		w.Rows.Read(i, cells, b.payload[s.Offset:s.Offset+s.Bytes])
 	}
 	b.copied = true
 }

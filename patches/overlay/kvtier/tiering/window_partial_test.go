@@ -210,13 +210,13 @@ func TestAWindowIsNotStoredOnceItsSlotHasGoneOn(t *testing.T) {
 			if b.part == nil {
 				continue
 			}
-			b.file = make([]byte, b.layout.FileBytes)
+			b.payload = make([]byte, b.layout.Bytes)
 			tier.export(l, b)
 			if b.copied != c.stored || b.lost == c.stored {
 				t.Errorf("%s: copied %v, lost %v", name, b.copied, b.lost)
 			}
 			for _, s := range b.layout.Segments {
-				if c.stored && !bytes.Equal(b.file[s.Offset:s.Offset+s.Bytes], bytes.Repeat([]byte{42}, s.Bytes)) {
+				if c.stored && !bytes.Equal(b.payload[s.Offset:s.Offset+s.Bytes], bytes.Repeat([]byte{42}, s.Bytes)) {
 					t.Errorf("%s: other rows are stored", name)
 				}
 			}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ollama/ollama/kvtier"
+	"github.com/ollama/ollama/kvtier/madeblock"
 	"github.com/ollama/ollama/kvtier/tierpb"
 )
 
@@ -76,21 +77,27 @@ func windowByte(child, position, segment int) byte {
 // addWindow writes a window block's file.
 func (s *sidecar) addWindow(t *testing.T, tier *Tiering, part windowPart) {
 	t.Helper()
-	l := tier.windowLayout(part, len(part.block.Others))
-	file := make([]byte, l.FileBytes)
-	for n, seg := range l.Segments {
-		for i := range seg.Bytes {
-			file[seg.Offset+i] = windowByte(part.block.Child, part.block.Position+i/seg.RowBytes, n)
-		}
+	w := part.block
+	key, extra := w.Key(), w.Extras()[0]
+	h := &tierpb.BlockHeader{
+		Namespace: tier.namespace[:], Key: key[:], Parent: w.On[:], FirstPosition: uint32(w.Position - w.First + kvtier.BlockTokens),
+		Tokens: w.Tokens, Extras: []*tierpb.Extra{{Row: extra.Row, Digest: extra.Digest}},
+		Segments: kvtier.SegmentsOf(part.window.Layers, part.window.DType),
 	}
-	if err := l.SealWindow(file, tier.namespace, part.block, part.window.DType); err != nil {
-		t.Fatal(err)
+	for _, cell := range w.Cells {
+		h.Cells = append(h.Cells, uint32(cell))
 	}
+	for _, other := range w.Others {
+		h.Window = append(h.Window, other[:])
+	}
+	payload := madeblock.Payload(h, func(segment, at int) byte {
+		return windowByte(w.Child, w.Position+at/int(h.Segments[segment].RowBytes), segment)
+	})
+	file := madeblock.File(h, payload)
 	path := filepath.Join(s.dir, fmt.Sprintf("window-%d-%d", part.block.Child, part.block.Position))
 	if err := os.WriteFile(path, file, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	key := part.block.Key()
 	s.blocks = append(s.blocks, sidecarBlock{key, 0, path, len(file)})
 	s.attached[part.block.On] = append(s.attached[part.block.On], &tierpb.AttachedBlock{Key: key[:], ExpectedSeconds: s.seconds})
 }

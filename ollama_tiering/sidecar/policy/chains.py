@@ -1,12 +1,10 @@
-"""The keys of a prompt's blocks, by their tokens and by which rows they have."""
+"""The keys of a text's blocks, by their tokens and by which rows they have."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
-from ollama_tiering.protocol.engine.messages import EngineExtra
-from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS
-from ollama_tiering.sidecar.engine.turns import PIECE_BLOCKS
 from ollama_tiering.store import (
     TOKEN_BYTES,
     BlockExtra,
@@ -16,14 +14,16 @@ from ollama_tiering.store import (
     extras_of,
 )
 
-STEP_BYTES = BLOCK_TOKENS * TOKEN_BYTES
+PIECE_KEYS: Final = 256  # computed in one piece: about a millisecond
 
 
 class Chains:
     """Of one engine; remembers the last one. Used by one thread at a time."""
 
-    def __init__(self, namespace: NamespaceId) -> None:
-        self._namespace = namespace
+    def __init__(self, namespace: NamespaceId, block_tokens: int) -> None:
+        self.namespace: Final = namespace
+        self.block_tokens: Final = block_tokens
+        self._step_bytes = block_tokens * TOKEN_BYTES
         self._tokens = b""
         self._fingerprints: Sequence[bytes] = ()
         self._keys: list[BlockKey] = []
@@ -31,17 +31,18 @@ class Chains:
     def in_pieces(
         self, tokens: bytes, extras: Sequence[BlockExtra], fingerprints: Sequence[bytes]
     ) -> Iterator[list[BlockKey]]:
-        """The keys of the leading blocks whose fingerprints are known, the tail's among them. A
-        bounded piece of work at a time.
+        """The keys of the leading blocks, one for each fingerprint, the tail's among them: an empty
+        fingerprint where tokens decide the bits of rows. A bounded piece of work at a time.
         """
+        step_bytes, block_tokens = self._step_bytes, self.block_tokens
         keys = [] if extras else self._keys[: self._same(tokens, fingerprints)]
-        parent: bytes = keys[-1] if keys else self._namespace
+        parent: bytes = keys[-1] if keys else self.namespace
         yield list(keys)
-        for first in range(len(keys), len(fingerprints), PIECE_BLOCKS):
+        for first in range(len(keys), len(fingerprints), PIECE_KEYS):
             piece: list[BlockKey] = []
-            for index in range(first, min(first + PIECE_BLOCKS, len(fingerprints))):
-                inside = tokens[index * STEP_BYTES : (index + 1) * STEP_BYTES]
-                beside = extras_of(extras, index * BLOCK_TOKENS, BLOCK_TOKENS)
+            for index in range(first, min(first + PIECE_KEYS, len(fingerprints))):
+                inside = tokens[index * step_bytes : (index + 1) * step_bytes]
+                beside = extras_of(extras, index * block_tokens, block_tokens)
                 parent = block_key(parent, inside, beside, fingerprints[index])
                 piece.append(parent)
             keys += piece
@@ -51,14 +52,10 @@ class Chains:
 
     def _same(self, tokens: bytes, fingerprints: Sequence[bytes]) -> int:
         """How many whole blocks it begins with as the last one did."""
-        same, most = 0, min(len(tokens), len(self._tokens)) // STEP_BYTES
+        same, most = 0, min(len(tokens), len(self._tokens)) // self._step_bytes
         for mine, last in zip(fingerprints, self._fingerprints, strict=False):
-            here = slice(same * STEP_BYTES, (same + 1) * STEP_BYTES)
+            here = slice(same * self._step_bytes, (same + 1) * self._step_bytes)
             if same >= most or mine != last or tokens[here] != self._tokens[here]:
                 break
             same += 1
         return same
-
-
-def block_extras(extras: Sequence[EngineExtra]) -> list[BlockExtra]:
-    return [BlockExtra(extra.position, extra.digest) for extra in extras]
