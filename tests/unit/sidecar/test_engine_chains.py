@@ -64,3 +64,12 @@ def test_extras_are_in_the_keys_of_their_blocks_and_no_piece_is_too_large(first:
     plain = one_by_one(tokens, fingerprints)
     assert list(chain.from_iterable(pieces))[:first] == plain[:first]
     assert list(chain.from_iterable(pieces))[first] != plain[first]
+
+
+def test_a_text_with_an_image_is_not_taken_for_the_last_one_without() -> None:
+    tokens, fingerprints = bytes(3 * STEP_BYTES), [bytes(8)] * 3
+    chains = Chains(NAMESPACE, BLOCK_TOKENS)
+    image = [BlockExtra(70, b"i")]
+    for extras in ((), image, (), [BlockExtra(70, b"j")]):
+        keys = list(chain.from_iterable(chains.in_pieces(tokens, extras, fingerprints)))
+        assert keys == one_by_one(tokens, fingerprints, extras)
