@@ -113,7 +113,7 @@ def warm(
     if any(not outcome["stored_tokens"] for outcome in outcomes):
         raise TieringError(
             "nothing of the prompt is stored",
-            hint="tiering status says whether the model is tiered, and why not",
+            hint="whether the model is tiered, and why not: tiering status",
         )
 
 

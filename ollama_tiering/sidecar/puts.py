@@ -9,7 +9,7 @@ from ollama_tiering.protocol.limits import PART_BYTES
 from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.sidecar.look_up import check_count
 from ollama_tiering.sidecar.policy.chains import Chains
-from ollama_tiering.sidecar.policy.filling import Filling, PlannedFile
+from ollama_tiering.sidecar.policy.filling import FileFilling, PlannedFile
 from ollama_tiering.sidecar.policy.text_blocks import Text, TextBlocks, TextRows
 from ollama_tiering.store import (
     TOKEN_BYTES,
@@ -51,7 +51,7 @@ class PutStream:
         ]
         chains = Chains(namespace, block_tokens)
         self._texts = TextBlocks(chains, shapes, opened.window_children)
-        self._filling: Filling[PlannedFile] = Filling(
+        self._filling: FileFilling[PlannedFile] = FileFilling(
             lambda: self._session, block_tokens, store.reserve_seconds
         )
 

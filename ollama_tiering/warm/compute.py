@@ -17,7 +17,7 @@ _ASK_SECONDS: Final = 0.2
 _WORTH_SAYING_SECONDS: Final = 0.1
 
 
-class Store(Protocol):
+class Listings(Protocol):
     def listing(self, selection: Selection) -> Listing: ...
 
 
@@ -52,7 +52,7 @@ class Warmed:
 
 def warm(
     api: Api,
-    store: Store,
+    store: Listings,
     prompt: WarmPrompt,
     models: tuple[str, ...],
     *,
@@ -75,7 +75,7 @@ def warm(
 
 
 def _stored(
-    store: Store, model: str, models: tuple[str, ...], begun: float, tokens: int
+    store: Listings, model: str, models: tuple[str, ...], begun: float, tokens: int
 ) -> ChainLine | None:
     """The conversation of the model that was used since, and has most of so many tokens and fewest
     of others.

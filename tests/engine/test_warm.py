@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.engine.harness import Server, Sidecar
+from ollama_tiering.warm.prompt import of_parts
+from tests.engine.harness import Server, Sidecar, wait_until
 
 OPTIONS = {"num_ctx": 1024, "num_thread": 1, "num_predict": 4, "temperature": 0}
 SYSTEM = "You are a guide to a house with many rooms, and know each of its chairs. " * 6
@@ -50,15 +51,19 @@ def test_the_first_request_after_a_restart_finds_the_system_prompt(
         (said,) = json.loads(done.stdout)["prompts"]
         server.restart()
         answer = ask(server)
-        report = sidecar.settle(server, "chat")
-        again = ask(server)  # from memory
+        pid = server.runner_pid("chat")
+        wait_until("the request is reported", lambda: sidecar.report(pid).requests)
+        report = sidecar.report(pid)
+    with Server(binary, tmp_path / "plain", models) as plain:  # without tiering
+        plain.post("/api/chat", json=of_parts("chat", system=SYSTEM, options=OPTIONS).request)
+        from_memory = ask(plain)
     assert said["pinned"]
     assert 64 <= said["stored_tokens"] <= said["prompt_tokens"]
     assert report.last_request.memory_tokens == 0
     # All up to what the user says, which nobody knew; the template puts some words between them.
     assert report.last_request.restored_tokens > 0.8 * said["prompt_tokens"]
-    assert answer["message"] == again["message"]
-    assert answer["logprobs"] == again["logprobs"]
+    assert answer["message"] == from_memory["message"]
+    assert answer["logprobs"] == from_memory["logprobs"]
 
 
 def test_a_model_that_is_not_there_is_said(

@@ -22,7 +22,7 @@ from ollama_tiering.sidecar.engine.runner import EngineRunner
 from ollama_tiering.sidecar.engine.states import plan_state, plan_window
 from ollama_tiering.sidecar.engine.turns import PIECE_PLANS, Turns
 from ollama_tiering.sidecar.policy.chains import Chains
-from ollama_tiering.sidecar.policy.filling import Filling, PlannedFile
+from ollama_tiering.sidecar.policy.filling import FileFilling, PlannedFile
 from ollama_tiering.store import (
     PIECE_BLOCKS,
     TOKEN_BYTES,
@@ -69,7 +69,9 @@ class Writes:
         self._runner = runner
         self._chains = Chains(identity.namespace, BLOCK_TOKENS)
         self._session: WriteSession | None = None
-        self._filling: Filling[_Part] = Filling(self._opened, BLOCK_TOKENS, store.reserve_seconds)
+        self._filling: FileFilling[_Part] = FileFilling(
+            self._opened, BLOCK_TOKENS, store.reserve_seconds
+        )
 
     def plan(self, request: Plan) -> Planned:
         """InvalidBlock for what makes no sense, OSError."""

@@ -41,13 +41,13 @@ File = TypeVar("File", bound=PlannedFile)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending(Generic[File]):
+class _Reservation(Generic[File]):
     file: File
     path: Path
     until: float  # by the monotonic clock
 
 
-class Filling(Generic[File]):
+class FileFilling(Generic[File]):
     """Of one writer. Used by one thread at a time; what is not committed ends with the session."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Filling(Generic[File]):
         self._session = session
         self._block_tokens = block_tokens
         self._reserve_seconds = reserve_seconds
-        self._pending: dict[int, _Pending[File]] = {}
+        self._pending: dict[int, _Reservation[File]] = {}
 
     def reserve(self, files: Sequence[File]) -> list[Reserved]:
         """InvalidBlock. Answers as the session does, in the order of the files."""
@@ -65,7 +65,7 @@ class Filling(Generic[File]):
         answers = self._session().reserve([self._offer(file) for file in files])
         for file, answer in zip(files, answers, strict=True):
             if answer.outcome is Outcome.RESERVED and answer.path is not None:
-                pending = _Pending(file, answer.path, until)
+                pending = _Reservation(file, answer.path, until)
                 self._pending[answer.reservation_id] = pending
         return answers
 
@@ -106,7 +106,7 @@ class Filling(Generic[File]):
         return BlockOffer(file.plan.key, file.parent, file.plan.file_bytes, tail)
 
 
-def _complete(pending: _Pending[File], crcs: bytes) -> str:
+def _complete(pending: _Reservation[File], crcs: bytes) -> str:
     """Writes the header; why it could not."""
     plan = pending.file.plan
     count = len(plan.spans)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from ollama_tiering.sidecar.policy.filling import Filling, PlannedFile
+from ollama_tiering.sidecar.policy.filling import FileFilling, PlannedFile
 from ollama_tiering.store import (
     CommitResult,
     Outcome,
@@ -75,8 +75,8 @@ def session(tmp_path: Path) -> FakeSession:
     return FakeSession(tmp_path)
 
 
-def filling(session: FakeSession, seconds: float = 60.0) -> Filling[PlannedFile]:
-    return Filling(lambda: cast(WriteSession, session), 64, seconds)
+def filling(session: FakeSession, seconds: float = 60.0) -> FileFilling[PlannedFile]:
+    return FileFilling(lambda: cast(WriteSession, session), 64, seconds)
 
 
 def test_the_header_is_written_before_a_file_is_committed(session: FakeSession) -> None:
