@@ -50,6 +50,7 @@ COMMANDS = {
         "ollama_tiering.cli.status:status",
         "Show what is stored, what it saved, and which models use it.",
     ),
+    "top": ("ollama_tiering.cli.top:top", "Show live what is stored, restored and computed."),
     "why": (
         "ollama_tiering.cli.why:why",
         "Show why prompts were computed again, and what to do about it.",

@@ -61,10 +61,10 @@ def lines(runner: pb.RunnerReport) -> Iterator[str]:
         yield (
             f"  last request: {count(last.prompt_tokens, 'prompt token')} = "
             f"{last.memory_tokens:,} in memory + {last.restored_tokens:,} restored + "
-            f"{_recomputed(last):,} recomputed"
+            f"{recomputed(last):,} recomputed"
         )
-        if why := _why(runner):
-            yield f"    {why}"
+        if words := why(runner):
+            yield f"    {words}"
     if runner.to_store:
         yield f"  {count(runner.to_store, 'conversation', 'is')} still to be stored"
 
@@ -80,30 +80,30 @@ def last_document(runner: pb.RunnerReport) -> dict[str, Any] | None:
     """None if no request has ended. `reason` and `why` are null if nothing was missing."""
     if not runner.HasField("last_request"):
         return None
-    last, why = runner.last_request, _why(runner)
+    last, words = runner.last_request, why(runner)
     return {
         "prompt_tokens": last.prompt_tokens,
         "memory_tokens": last.memory_tokens,
         "restored_tokens": last.restored_tokens,
-        "recomputed_tokens": _recomputed(last),
-        "reason": name(last.shortfall) if why else None,
-        "at_token": last.at_token if why and last.shortfall in _AT else None,
-        "why": why,
+        "recomputed_tokens": recomputed(last),
+        "reason": name(last.shortfall) if words else None,
+        "at_token": last.at_token if words and last.shortfall in _AT else None,
+        "why": words,
     }
 
 
-def _recomputed(last: pb.LastRequest) -> int:
+def recomputed(last: pb.LastRequest) -> int:
     return max(0, last.prompt_tokens - last.memory_tokens - last.restored_tokens)
 
 
-def _why(runner: pb.RunnerReport) -> str | None:
+def why(runner: pb.RunnerReport) -> str | None:
     """Why the last request computed more than the last token, which is always computed."""
     last = runner.last_request
-    if _recomputed(last) <= 1:
+    if recomputed(last) <= 1:
         return None
     words = _words(last.shortfall, runner)
     if last.shortfall == pb.SHORTFALL_TOO_SHORT and last.memory_tokens:  # how a chat goes on
-        return f"next turn: {count(_recomputed(last), 'new token')}, {words}"
+        return f"next turn: {count(recomputed(last), 'new token')}, {words}"
     return f"{words} at token {last.at_token:,}" if last.shortfall in _AT else words
 
 
