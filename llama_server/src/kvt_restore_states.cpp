@@ -1,6 +1,8 @@
 // The restorer's part in states and windows: what goes in behind the rows.
 #include "kvt_restoring.h"
 
+#include "kvt_images.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -54,13 +56,14 @@ bool restoring::read_end(job & one, lease & held) {
         ++one.blocks;
     }
     if (!said_.states || one.found.files.empty()) {
-        one.end = std::min(one.found.rows, most);
+        one.end = resumable(one.tokens, std::min(one.found.rows, most));
         return !said_.states && begins_well(one);
     }
     const auto began = steady_clock::now();
     std::vector<char> state;
     std::vector<window> windows;
-    const bool fits = one.blocks < one.found.files.size() && one.found.rows > one.have && one.found.rows <= most && begins_well(one);
+    const bool fits = one.blocks < one.found.files.size() && one.found.rows > one.have && one.found.rows <= most &&
+                      resumable(one.tokens, one.found.rows) == one.found.rows && begins_well(one);
     uint32_t lacking = fits ? (uint32_t) shortfall_none : (uint32_t) shortfall_sidecar_error;
     one.end = one.found.rows;
     if (lacking == shortfall_none && !reserve(one, held)) {

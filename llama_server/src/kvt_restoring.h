@@ -91,6 +91,7 @@ private:
         bool has = false; // not, if it came too late or nobody wants the rows any more
     };
 
+    static status match(const job & one, connection & from, matched & found);
     void run(job & one) noexcept;
     void read(job & one);
     void read_named(job & one, const std::shared_ptr<connection> & from);

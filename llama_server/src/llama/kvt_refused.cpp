@@ -30,7 +30,7 @@ string file_mark(const string & path) {
     return std::to_string(info.st_size) + "-" + std::to_string(info.st_mtim.tv_sec) + "." + std::to_string(info.st_mtim.tv_nsec);
 }
 
-string why_not(const common_params & params, llama_context * ctx, drafts drafting, const loaded_file & loaded, std::vector<plane> & planes) {
+string why_not(const common_params & params, llama_context * ctx, drafts drafting, const loaded_files & loaded, std::vector<plane> & planes) {
     string why;
     const auto parts = parts_of(ctx, why);
     if (parts.rows == nullptr) {
@@ -67,8 +67,11 @@ string why_not(const common_params & params, llama_context * ctx, drafts draftin
     if (!named_by_digest(model) && model.find("-of-") != string::npos) {
         return "a model of several files";
     }
-    if (loaded.path.empty() || !(loaded == look_at(params.model.path))) {
+    if (loaded.model.path.empty() || !(loaded.model == look_at(params.model.path))) {
         return "the model's file is another one than when it was loaded";
+    }
+    if (!params.mmproj.path.empty() && (loaded.projector.path.empty() || !(loaded.projector == look_at(params.mmproj.path)))) {
+        return "the projector's file is another one than when it was loaded";
     }
     if (share_cells(ctx, parts)) {
         // A window's cells follow from positions only where one slot has them alone. What moves a slot's rows moves those that another
