@@ -84,7 +84,9 @@ def _as_llama_cpp_names_it(
     arch: str, embd: int, small: Callable[..., dict[str, tuple[int, ...]]] = recurrent.small
 ) -> dict[str, tuple[int, ...]]:
     """A qwen35 that llama.cpp itself loads: Ollama's own has another name for one tensor."""
-    return {name.replace("ssm_dt", "ssm_dt.bias"): value for name, value in small(arch, embd).items()}
+    return {
+        name.replace("ssm_dt", "ssm_dt.bias"): value for name, value in small(arch, embd).items()
+    }
 
 
 @pytest.fixture
