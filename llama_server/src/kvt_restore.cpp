@@ -67,8 +67,9 @@ void restoring::begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint
     one.slot = slot;
     one.tokens = std::move(tokens);
     one.have = have;
+    one.asked = askable(one.tokens, have);
     one.fingerprints = std::move(fingerprints);
-    one.fingerprints.resize(std::min<size_t>(one.fingerprints.size(), have/block_tokens));
+    one.fingerprints.resize(std::min<size_t>(one.fingerprints.size(), one.asked/block_tokens));
     one.direct = direct;
     one.written = one.held = one.end = held;
     if (hanging()) {
@@ -264,13 +265,14 @@ void restoring::give_up(job & one) {
 // Nobody goes on within an image: where what is stored ends in one, the prompt is asked for up to that image.
 status restoring::match(const job & one, connection & from, matched & found) {
     for (size_t count = one.tokens.size();;) {
-        const status got = from.match(one.tokens.data(), count, one.have, extras_of(one.tokens, count), one.fingerprints, lookup_timeout, found);
+        const status got = from.match(one.tokens.data(), count, one.asked, extras_of(one.tokens, count), one.fingerprints, lookup_timeout, found);
         const uint32_t whole = resumable(one.tokens, found.rows);
-        if (got != status::ok || whole == found.rows) {
+        const bool gains = whole >= one.have + std::max(from.greeting().min_tokens, 1u);
+        if (got != status::ok || found.rows == 0 || (whole == found.rows && gains)) {
             return got;
         }
         from.release(found.lease_id, release_timeout);
-        if (whole <= one.have || whole + 1 >= count) {
+        if (!gains || whole + 1 >= count) {
             found = {};
             found.reason = shortfall_ends;
             found.at = whole;

@@ -38,7 +38,7 @@ void restoring::resume(job & one, row_sink & sink) {
 // The first file is the block in which the slot's rows end, if all before it are of one history with it, or the first of all.
 bool restoring::begins_well(job & one) {
     const uint32_t first = one.blocks > 0 ? one.found.files[0].first_position : 0;
-    const bool goes_on = first > 0 && first == one.have/block_tokens*block_tokens && one.fingerprints.size() == first/block_tokens;
+    const bool goes_on = first > 0 && first == one.asked/block_tokens*block_tokens && one.fingerprints.size() == first/block_tokens;
     if (one.blocks == 0 || (first > 0 && !goes_on)) {
         return false;
     }

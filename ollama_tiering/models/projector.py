@@ -1,29 +1,18 @@
-"""Encoders of images with random weights, and images, for test models of llama-server.
+"""Encoders of images with random weights, for test models of llama-server.
 
 Names and keys are those of llama.cpp's loader (tools/mtmd/clip.cpp of August 2026).
 """
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
-from typing import Final
 
 import gguf
 import numpy as np
 
-PLAIN: Final = "mlp"  # LLaVA's: a row of the model has one position
-AXES: Final = "qwen2vl_merger"  # M-RoPE: all rows of an image have one position in time
-BOTH_WAYS: Final = "gemma3"  # rows of an image see those behind them
-PATCH_PX: Final = 14
-SIDE_PX: Final = 10 * PATCH_PX  # of what PLAIN and BOTH_WAYS make of an image
-ROWS: Final = (SIDE_PX // PATCH_PX) ** 2  # of one of their images
+from ollama_tiering.models.pictures import AXES, BOTH_WAYS, PATCH_PX, PLAIN, ROWS, SIDE_PX
+
 _WIDTH, _FFN, _HEADS = 32, 64, 2
-
-
-def rows_of(kind: str, width_px: int, height_px: int) -> int:
-    """Of an image in the model's cache."""
-    return ROWS if kind != AXES else width_px * height_px // (2 * PATCH_PX) ** 2
 
 
 def make_projector(path: Path, kind: str, embd: int, seed: int = 1) -> None:
@@ -86,9 +75,3 @@ def _tensors(kind: str, embd: int) -> dict[str, tuple[int, ...]]:
         for part in ("ln1", "ln2"):
             found |= {f"{at}{part}.weight": (_WIDTH,), f"{at}{part}.bias": (_WIDTH,)}
     return found
-
-
-def make_image(seed: int, width_px: int = SIDE_PX, height_px: int = SIDE_PX) -> bytes:
-    """A PPM of random pixels."""
-    pixels = random.Random(seed).randbytes(3 * width_px * height_px)
-    return f"P6 {width_px} {height_px} 255\n".encode() + pixels

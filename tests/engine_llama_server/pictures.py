@@ -8,14 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.models.projector import (
-    AXES,
-    BOTH_WAYS,
-    PLAIN,
-    make_image,
-    make_projector,
-    rows_of,
-)
+from ollama_tiering.models.pictures import AXES, BOTH_WAYS, PLAIN, make_image, rows_of
+from ollama_tiering.models.projector import make_projector
 from ollama_tiering.models.shapes import make_shape
 from tests.engine_llama_server.server import Answer, LlamaServer, answer, request
 

@@ -1,5 +1,5 @@
-"""Prompts behind images: what a killed server knew of them comes back, the encoder is not asked, and
-the answer is that of the resident cache. Rows of one image are never another's.
+"""Prompts behind images: what a killed server knew of them comes back, the encoder is not asked,
+and the answer is that of the resident cache. Rows of one image are never another's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.damaged_file import flip_bit
 from tests.engine_llama_server.pictures import (
     KINDS,
     Part,
@@ -21,7 +22,6 @@ from tests.engine_llama_server.pictures import (
 from tests.engine_llama_server.server import Answer, LlamaServer, Starter
 from tests.engine_llama_server.test_llama_server import report
 from tests.engine_llama_server.test_states import files, header, settled
-from tests.damaged_file import flip_bit
 from tests.sidecar import SidecarProcess
 
 CAT, DOG, COW = Picture(1), Picture(2), Picture(3)
@@ -281,3 +281,27 @@ def test_a_projector_that_was_changed_since_it_was_loaded_is_refused(
     stat = sidecar.wait(lambda stat: len(stat.runners) > 0, "it says why")
     why = "the projector's file is another one than when it was loaded"
     assert [(one.tiered, one.reason) for one in stat.runners] == [(False, why)]
+
+
+@pytest.mark.parametrize("kind", PLAIN_KINDS)
+def test_what_comes_behind_a_block_that_begins_in_an_image(
+    kind: str, run: Run, sidecar: SidecarProcess
+) -> None:
+    """The slot holds rows of the prompt up to a block of which the first rows are an image's."""
+    begin: list[Part] = [text(45, 50), CAT, text(46, 20)]
+    longer = [*begin, "~", text(47, 200)]
+    stock = run(kind)
+    ask(stock, longer)
+    wanted = ask(stock, [*longer, MORE[0]])
+    stock.kill()
+    stored(run, kind, sidecar, longer)
+    server = run(kind, sidecar)
+    held = ask(server, [*begin, "=", MORE[1]], 1).cached
+    row = held // 64 * 64
+    assert held - 20 - rows_in(kind, CAT) < row < held - 20  # in the image, or its last words
+    found = ask(server, [*longer, MORE[0]])
+    assert (found.cached, found.bits) == (wanted.cached, wanted.bits)
+    told = report(sidecar, server, 2).last_request
+    assert told.restored_tokens == wanted.cached - held
+    assert told.memory_tokens == held
+    assert encodings(server) == 0

@@ -53,7 +53,8 @@ def test_nobody_goes_on_within_an_image(program: Path, parts: tuple[str, ...]) -
     assert len(rows) == ends[-1] + 1
     for count, (goes_on, asked, _) in enumerate(rows):
         assert goes_on == max(end for end in ends if end <= count)
-        assert asked in ends and asked <= goes_on
+        assert asked in ends
+        assert asked <= goes_on
         assert asked // 64 * 64 in ends  # what comes begins there
         better = [end for end in ends if asked < end <= count and end // 64 * 64 in ends]
         assert not better or asked == goes_on or all(end > goes_on for end in better)

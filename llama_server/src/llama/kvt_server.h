@@ -323,8 +323,7 @@ private:
         } else if (own.continues && own.text.size() - own.goes_on < own.text.size()/continued_part) {
             own.report.reason = shortfall_not_looked_up;
         } else {
-            const uint32_t asked = askable(own.text, own.goes_on);
-            links_.restorer->begin(slot.id, own.text, asked, own.have, links_.saver->fingerprints(slot.id, own.text), has_places(slot, own.text));
+            links_.restorer->begin(slot.id, own.text, own.goes_on, own.have, links_.saver->fingerprints(slot.id, own.text), has_places(slot, own.text));
         }
     }
 
