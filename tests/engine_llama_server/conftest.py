@@ -18,13 +18,14 @@ import pytest
 from ollama_tiering.models import recurrent
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
+from tests.engine_llama_server.gemma4 import make_target
 from tests.engine_llama_server.server import LlamaServer, Starter
 from tests.places import short_directory
 from tests.sidecar import SidecarProcess
 
 PATCHED = "OLLAMA_TIERING_TEST_LLAMA_SERVER"
 STOCK = "OLLAMA_TIERING_TEST_LLAMA_SERVER_STOCK"
-QWEN35 = "qwen35-plain"
+QWEN35, GEMMA4 = "qwen35-plain", "gemma4-plain"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,7 +62,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def made(shape: str) -> Path:
         path = folder / f"{shape}.gguf"
-        if not path.exists():
+        if not path.exists() and shape == GEMMA4:
+            make_target(path)
+        elif not path.exists():
             with pytest.MonkeyPatch.context() as patch:
                 if shape == QWEN35:
                     patch.setattr(recurrent, "small", _as_llama_cpp_names_it)

@@ -15,9 +15,12 @@ namespace kvt {
 // What speculative decoding guesses the next tokens by.
 enum class drafts {
     none,
-    of_tokens, // those before (n-grams): nothing but the target has rows
+    of_tokens, // those before (n-grams), or a model whose layers read the target's rows: nothing but the target has rows
     of_rows,   // a context of its own, which has to hold the same positions as the target's
 };
+
+// `draft`: the context of a draft, or nullptr.
+drafts drafting_of(llama_context * ctx, llama_context * draft, bool speculates);
 
 // What the server computes with.
 struct loaded_files {

@@ -248,7 +248,7 @@ private:
     // With the first prompt: only then all is known that the rows depend on.
     bool connect(const server_slot & slot, const common_params & params) {
         if (links_.saver == nullptr) {
-            const hello said = describe_server(params, slot.ctx_tgt, slot.ctx_dft != nullptr ? drafts::of_rows : slot.spec != nullptr ? drafts::of_tokens : drafts::none, loaded_);
+            const hello said = describe_server(params, slot.ctx_tgt, drafting_of(slot.ctx_tgt, slot.ctx_dft, slot.spec != nullptr), loaded_);
             std::string why;
             const auto parts = parts_of(slot.ctx_tgt, why);
             // Where a window's rows lie follows from the positions of text.
