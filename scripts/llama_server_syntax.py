@@ -13,7 +13,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ollama_tiering.patchset.llama_server.hooks import CONTEXT, OURS, SERVER
+from ollama_tiering.patchset.llama_server.hooks import COMMON, CONTEXT, OURS, SERVER
 
 INCLUDED = (SERVER, "tools/mtmd", ".", OURS, "common", "vendor", "include", "ggml/include")
 COMPILER = "g++"
@@ -58,7 +58,7 @@ def digest_of(tree: Path) -> str:
 def syntax_errors(tree: Path) -> str:
     """The first of each file."""
     ours = sorted((tree / OURS).glob("*.cpp"))
-    files = [*ours, tree / SERVER / "server-context.cpp"]
+    files = [*ours, tree / CONTEXT, tree / COMMON]
     includes = [f"-I{tree / part}" for part in INCLUDED]
 
     def first_of(path: Path) -> str:

@@ -1,6 +1,7 @@
 #include "kvt_client.h"
 
 #include "kvt_answers.h"
+#include "kvt_images.h"
 #include "kvt_socket.h"
 
 #include <algorithm>
@@ -63,7 +64,7 @@ void pack_fingerprints(writer & out, const std::vector<fingerprint> & fingerprin
 void pack_tokens(writer & out, const int32_t * tokens, size_t count) {
     out.u32((uint32_t) count);
     for (size_t i = 0; i < count; ++i) {
-        out.u32((uint32_t) tokens[i]);
+        out.u32((uint32_t) as_stored(tokens[i]));
     }
 }
 

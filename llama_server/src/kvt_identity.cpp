@@ -19,7 +19,7 @@ constexpr string_view families[] = {
     "ROCBLAS_",  "ROCM_",   "ROCR_",   "TENSILE_", "MIOPEN_", "AMD_",   "GPU_",      "MUSA_",          "SYCL_",
     "ONEAPI_",   "ZE_",     "UR_",     "IGC_",    "VK_",     "RADV_",   "MESA_",     "ANV_",           "ASCEND_",
     "CANN_",     "OMP_",    "GOMP_",   "KMP_",    "MKL_",    "BLAS_",   "OPENBLAS_", "GOTO_",          "BLIS_",
-    "VECLIB_",   "ATLAS_",  "DNNL_",   "ONEDNN_", "FLEXIBLAS", "ARMPL_", "XDNN_",    "GLIBC_TUNABLES",
+    "VECLIB_",   "MTMD_",   "ATLAS_",  "DNNL_",   "ONEDNN_", "FLEXIBLAS", "ARMPL_", "XDNN_",    "GLIBC_TUNABLES",
 };
 
 // Where files lie, what is logged and how a server is started: no bit depends on it, and some differ with each start. Which

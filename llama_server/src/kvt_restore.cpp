@@ -1,6 +1,7 @@
 #include "kvt_restoring.h"
 
 #include "kvt_blocks.h"
+#include "kvt_images.h"
 
 #include <algorithm>
 #include <exception>
@@ -66,8 +67,9 @@ void restoring::begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint
     one.slot = slot;
     one.tokens = std::move(tokens);
     one.have = have;
+    one.asked = askable(one.tokens, have);
     one.fingerprints = std::move(fingerprints);
-    one.fingerprints.resize(std::min<size_t>(one.fingerprints.size(), have/block_tokens));
+    one.fingerprints.resize(std::min<size_t>(one.fingerprints.size(), one.asked/block_tokens));
     one.direct = direct;
     one.written = one.held = one.end = held;
     if (hanging()) {
@@ -194,6 +196,7 @@ bool restoring::step(int slot, row_sink & sink, steady_clock::time_point until, 
         resume(one, sink);
         lock.lock();
     } else if (one.came) {
+        one.written = resumable(one.tokens, one.written); // the slot does not hold a part of an image
         // Where the end of what was to take the place of the slot's rows is lacking, it has fewer than before.
         const bool more = one.written > one.held;
         one.report.restored_tokens = one.written - (more ? one.held : one.start);
@@ -259,6 +262,26 @@ void restoring::give_up(job & one) {
     changed_.wait(lock, [&one] { return one.lent == 0; });
 }
 
+// Nobody goes on within an image: where what is stored ends in one, the prompt is asked for up to that image.
+status restoring::match(const job & one, connection & from, matched & found) {
+    for (size_t count = one.tokens.size();;) {
+        const status got = from.match(one.tokens.data(), count, one.asked, extras_of(one.tokens, count), one.fingerprints, lookup_timeout, found);
+        const uint32_t whole = resumable(one.tokens, found.rows);
+        const bool gains = whole >= one.have + std::max(from.greeting().min_tokens, 1u);
+        if (got != status::ok || found.rows == 0 || (whole == found.rows && gains)) {
+            return got;
+        }
+        from.release(found.lease_id, release_timeout);
+        if (!gains || whole + 1 >= count) {
+            found = {};
+            found.reason = shortfall_ends;
+            found.at = whole;
+            return got;
+        }
+        count = whole + 1; // of which the last is always computed
+    }
+}
+
 void restoring::read(job & one) {
     look_up_->wait_first(lookup_timeout);
     const auto began = steady_clock::now();
@@ -268,7 +291,7 @@ void restoring::read(job & one) {
     if (one.tokens.size() < (size_t) one.have + 1 + look_up_->greeting().min_tokens) {
         found.reason = shortfall_too_short;
     } else if (!dropped(one)) {
-        got = look_up_->match(one.tokens.data(), one.tokens.size(), one.have, {}, one.fingerprints, lookup_timeout, found);
+        got = match(one, *look_up_, found);
     }
     if (got == status::ok && found.pending) {
         look_up_->release(found.lease_id, release_timeout);
@@ -288,7 +311,7 @@ void restoring::fetched(job & one, steady_clock::time_point began) {
     status got = status::late;
     if (mine.has) {
         waiting_->wait_first(lookup_timeout);
-        got = waiting_->match(one.tokens.data(), one.tokens.size(), one.have, {}, one.fingerprints, lookup_timeout, found);
+        got = match(one, *waiting_, found);
         if (got == status::ok && found.pending) {
             const uint32_t most = std::min<uint32_t>(most_wait_ms, 200 + 2*std::min(found.expected_ms, most_wait_ms));
             got = waiting_->wait(found.lease_id, milliseconds(most), found);

@@ -1,6 +1,8 @@
 // The restorer's part in states and windows: what goes in behind the rows.
 #include "kvt_restoring.h"
 
+#include "kvt_images.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -36,7 +38,7 @@ void restoring::resume(job & one, row_sink & sink) {
 // The first file is the block in which the slot's rows end, if all before it are of one history with it, or the first of all.
 bool restoring::begins_well(job & one) {
     const uint32_t first = one.blocks > 0 ? one.found.files[0].first_position : 0;
-    const bool goes_on = first > 0 && first == one.have/block_tokens*block_tokens && one.fingerprints.size() == first/block_tokens;
+    const bool goes_on = first > 0 && first == one.asked/block_tokens*block_tokens && one.fingerprints.size() == first/block_tokens;
     if (one.blocks == 0 || (first > 0 && !goes_on)) {
         return false;
     }
@@ -54,13 +56,14 @@ bool restoring::read_end(job & one, lease & held) {
         ++one.blocks;
     }
     if (!said_.states || one.found.files.empty()) {
-        one.end = std::min(one.found.rows, most);
+        one.end = resumable(one.tokens, std::min(one.found.rows, most));
         return !said_.states && begins_well(one);
     }
     const auto began = steady_clock::now();
     std::vector<char> state;
     std::vector<window> windows;
-    const bool fits = one.blocks < one.found.files.size() && one.found.rows > one.have && one.found.rows <= most && begins_well(one);
+    const bool fits = one.blocks < one.found.files.size() && one.found.rows > one.have && one.found.rows <= most &&
+                      resumable(one.tokens, one.found.rows) == one.found.rows && begins_well(one);
     uint32_t lacking = fits ? (uint32_t) shortfall_none : (uint32_t) shortfall_sidecar_error;
     one.end = one.found.rows;
     if (lacking == shortfall_none && !reserve(one, held)) {

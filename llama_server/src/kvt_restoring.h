@@ -48,6 +48,7 @@ private:
         matched found;           // the answer; pieces point to its files
         std::vector<fingerprint> fingerprints; // of the slot's first blocks, then of what has come, too
         uint32_t have = 0;
+        uint32_t asked = 0; // no more than `have`: of which the sidecar is told
         uint32_t held = 0;
         uint32_t start = UINT32_MAX; // what comes begins at this row
         uint32_t end = 0;        // rows that are there when all is written
@@ -91,6 +92,7 @@ private:
         bool has = false; // not, if it came too late or nobody wants the rows any more
     };
 
+    static status match(const job & one, connection & from, matched & found);
     void run(job & one) noexcept;
     void read(job & one);
     void read_named(job & one, const std::shared_ptr<connection> & from);

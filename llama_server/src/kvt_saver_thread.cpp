@@ -3,6 +3,7 @@
 
 #include "kvt_blocks.h"
 #include "kvt_file.h"
+#include "kvt_images.h"
 
 #include <algorithm>
 #include <chrono>
@@ -137,6 +138,7 @@ void saving::store(const std::shared_ptr<job> & one) {
         windows.push_back((uint32_t) first);
     }
     auto offers = offers_of(*one, !windows.empty());
+    const auto extras = extras_of(one->tokens, one->tokens.size());
     {
         std::lock_guard<std::mutex> lock(mutex_);
         auto all = known(one->slot, one->tokens); // by jobs before this one, which have ended since
@@ -146,7 +148,7 @@ void saving::store(const std::shared_ptr<job> & one) {
     }
     for (bool more = true; more && connected();) {
         planned plan;
-        const status got = store_->plan(one->tokens.data(), one->tokens.size(), most, {}, offers, windows, one->fingerprints, store_timeout, plan);
+        const status got = store_->plan(one->tokens.data(), one->tokens.size(), most, extras, offers, windows, one->fingerprints, store_timeout, plan);
         if (got != status::ok) {
             return;
         }

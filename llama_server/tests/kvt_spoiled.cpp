@@ -7,17 +7,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <iostream>
+#include <memory>
 #include <string>
 #include <vector>
 
 constexpr int32_t LLAMA_TOKEN_NULL = -1;
 
 // Of llama.cpp, what kvt_slots uses.
+struct mtmd_input_chunk {};
 struct server_tokens {
     std::vector<int32_t> all;
     size_t size() const { return all.size(); }
     int32_t operator[](size_t i) const { return all[i]; }
+    std::unique_ptr<const mtmd_input_chunk> find_chunk(size_t) const { return nullptr; } // there is no image
     void push_back(int32_t token) { all.push_back(token); }
+    void push_back(const mtmd_input_chunk *) {}
     void keep_first(size_t count) { all.resize(count); }
     void clear() { all.clear(); }
 };
@@ -25,8 +29,12 @@ struct server_prompt {
     server_tokens tokens;
     std::list<common_prompt_checkpoint> checkpoints;
 };
+struct server_task {
+    server_tokens tokens;
+};
 struct server_slot {
     int id = 0;
+    const server_task * task = nullptr;
     llama_context * ctx_tgt = nullptr;
     server_prompt prompt;
 };
@@ -59,7 +67,7 @@ std::vector<plane> planes_of(const llama_kv_cache &, int32_t, bool, std::string 
 
 char * host_row(const plane & of, uint32_t cell) { return memory[of.is_v].data() + cell*row_bytes; }
 
-std::vector<uint32_t> take_cells(llama_context *, llama_kv_cache &, int32_t, uint32_t first, uint32_t count, const int32_t *) {
+std::vector<uint32_t> take_cells(llama_context *, llama_kv_cache &, int32_t, uint32_t first, uint32_t count, const std::vector<int32_t> &) {
     std::vector<uint32_t> found;
     for (uint32_t i = 0; i < count; ++i) {
         found.push_back(first_cell + first + i*(first < apart ? 1 : 2));
@@ -68,11 +76,13 @@ std::vector<uint32_t> take_cells(llama_context *, llama_kv_cache &, int32_t, uin
 }
 
 void settle(llama_context *) {}
-void drop_rows(llama_kv_cache &, int32_t, uint32_t from) { dropped = from; }
-std::vector<uint32_t> cells_of(const llama_kv_cache &, int32_t, uint32_t, uint32_t) { return {}; }
+void drop_rows(llama_kv_cache &, int32_t, int32_t from) { dropped = (uint32_t) from; }
+std::vector<uint32_t> cells_of(const llama_kv_cache &, int32_t, uint32_t, uint32_t, const std::vector<int32_t> &) { return {}; }
+bool has_axes(llama_context *) { return false; }
+int32_t number_of_chunk(const mtmd_input_chunk *) { return 0; }
 void read_rows(const plane &, const uint32_t *, size_t, char *) {}
 void write_rows(const plane &, const uint32_t *, size_t, const char *) {}
-bool put_state(llama_context *, int32_t, checkpoints &, uint32_t, uint32_t, const std::vector<char> &) { return false; }
+bool put_state(llama_context *, int32_t, checkpoints &, uint32_t, uint32_t, const std::vector<char> &, const std::vector<int32_t> &) { return false; }
 bool put_windows(llama_context *, int32_t, checkpoints &, uint32_t, uint32_t, const std::vector<window> &, const std::vector<int32_t> &) {
     return false;
 }
@@ -105,7 +115,9 @@ std::string after(uint32_t sound) {
     }
     dropped = UINT32_MAX;
     server_slot slot;
-    const std::vector<int32_t> prompt(300, 1);
+    const server_task task { { std::vector<int32_t>(300, 1) } };
+    const std::vector<int32_t> & prompt = task.tokens.all;
+    slot.task = &task;
     kvt::slot_cells into(slot, prompt);
     uint32_t end = 0;
     for (; end < 192; end += 64) {
@@ -127,10 +139,24 @@ std::string after(uint32_t sound) {
     return wrong(kept, end);
 }
 
+// Rows that came in earlier steps stay: of an image with M-RoPE all would go.
+std::string later() {
+    dropped = UINT32_MAX;
+    server_slot slot;
+    const server_task task { { std::vector<int32_t>(300, 1) } };
+    slot.task = &task;
+    slot.prompt.tokens.all.assign(64, 1);
+    kvt::slot_cells into(slot, task.tokens.all, 64);
+    const std::vector<char> block(2*64*row_bytes);
+    const bool written = into.write(64, 64, block.data(), 64, 0);
+    return written && dropped == UINT32_MAX && slot.prompt.tokens.size() == 128 ? "" : "a later step drops what has come";
+}
+
 } // namespace
 
 int main() {
     std::string bad = after(64);
+    bad = bad.empty() ? later() : bad;
     for (const uint32_t sound : { 0u, 64u, 128u }) {
         apart = 128; // the third block's cells
         bad = bad.empty() ? after(sound) : bad;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,14 @@ class Completed:
     bits: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PicturedPrompt:
+    """An image stands between every two of the words."""
+
+    words: tuple[str, ...]
+    images: tuple[bytes, ...]
+
+
 class LlamaServer:
     """Made by `serving`. `kill` ends it as a power cut would."""
 
@@ -47,12 +56,13 @@ class LlamaServer:
     def pid(self) -> int:
         return self._child.pid
 
-    def complete(self, prompt: Sequence[int], count: int, slot: int | None = None) -> Completed:
+    def complete(
+        self, prompt: Sequence[int] | PicturedPrompt, count: int, slot: int | None = None
+    ) -> Completed:
         """The most likely tokens behind `prompt`. `slot`: the one to compute in. ServiceError where
         there is no such answer.
         """
         body = {
-            "prompt": list(prompt),
             "n_predict": count,
             "temperature": 0,
             "n_probs": 5,
@@ -62,6 +72,7 @@ class LlamaServer:
             **({} if slot is None else {"id_slot": slot}),
         }
         try:
+            body["prompt"] = self._pictured(prompt)
             answer = httpx.post(
                 f"{self._url}/completion", json=body, timeout=REQUEST_SECONDS, trust_env=False
             )
@@ -77,6 +88,14 @@ class LlamaServer:
                 hint=f"read {self._child.log}",
                 told=self._child.tail(),
             ) from None
+
+    def _pictured(self, prompt: Sequence[int] | PicturedPrompt) -> Any:
+        if not isinstance(prompt, PicturedPrompt):
+            return list(prompt)
+        told = httpx.get(f"{self._url}/props", timeout=_ASK_SECONDS, trust_env=False)
+        marker: str = told.raise_for_status().json()["media_marker"]  # another one in each process
+        encoded = [base64.b64encode(image).decode() for image in prompt.images]
+        return {"prompt_string": marker.join(prompt.words), "multimodal_data": encoded}
 
     def kill(self) -> None:
         self._child.kill()

@@ -9,19 +9,23 @@ scripts/llama_server.py makes both. Without the first, all of these tests are sk
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import gguf
 import pytest
 
+from ollama_tiering.models import recurrent
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
+from tests.engine_llama_server.gemma4 import make_target
 from tests.engine_llama_server.server import LlamaServer, Starter
 from tests.places import short_directory
 from tests.sidecar import SidecarProcess
 
 PATCHED = "OLLAMA_TIERING_TEST_LLAMA_SERVER"
 STOCK = "OLLAMA_TIERING_TEST_LLAMA_SERVER_STOCK"
+QWEN35, GEMMA4 = "qwen35-plain", "gemma4-plain"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,11 +62,34 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def made(shape: str) -> Path:
         path = folder / f"{shape}.gguf"
-        if not path.exists():
-            make_model(make_shape(shape), path)
+        if not path.exists() and shape == GEMMA4:
+            make_target(path)
+        elif not path.exists():
+            with pytest.MonkeyPatch.context() as patch:
+                if shape == QWEN35:
+                    patch.setattr(recurrent, "small", _as_llama_cpp_names_it)
+                    patch.setattr(gguf.GGUFWriter, "add_head_count_kv", _the_same_in_all_layers)
+                make_model(make_shape(shape.replace("-plain", "-tiny")), path)
         return path
 
     return made
+
+
+def _the_same_in_all_layers(
+    writer: gguf.GGUFWriter,
+    counts: Sequence[int],
+    add: Callable[..., None] = gguf.GGUFWriter.add_head_count_kv,
+) -> None:
+    add(writer, max(counts))
+
+
+def _as_llama_cpp_names_it(
+    arch: str, embd: int, small: Callable[..., dict[str, tuple[int, ...]]] = recurrent.small
+) -> dict[str, tuple[int, ...]]:
+    """A qwen35 that llama.cpp itself loads: Ollama's own has another name for one tensor."""
+    return {
+        name.replace("ssm_dt", "ssm_dt.bias"): value for name, value in small(arch, embd).items()
+    }
 
 
 @pytest.fixture

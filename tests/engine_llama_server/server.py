@@ -176,6 +176,13 @@ class LlamaServer:
             connection.request("POST", "/completion", json.dumps(body), JSON)
             assert until.wait(REQUEST_SECONDS)
 
+    def media_marker(self) -> str:
+        """What stands for an image in a prompt: another text in each process."""
+        return str(self._get("/props")["media_marker"])
+
+    def post_completion(self, body: object) -> Any:
+        return self._post("/completion", body)
+
     def slot_file(self, action: str, name: str) -> None:
         """`save` or `restore` of the first slot: stock's own files."""
         self._post(f"/slots/0?action={action}", {"filename": name})

@@ -21,8 +21,17 @@ def test_what_was_read_and_is_no_row_is_zeroed(tmp_path: Path) -> None:
     tests = SOURCE / "tests"
     checks = ["-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined"]
     folders = ["-I", tests / "stub", "-I", SOURCE / "src"]
-    source = tests / "kvt_spoiled.cpp"
-    command = [compiler, "-std=c++17", *checks, *folders, source, "-o", built]
+    ours = [SOURCE / "src" / f"{name}.cpp" for name in ("kvt_images", "kvt_sha256")]
+    command = [
+        compiler,
+        "-std=c++17",
+        *checks,
+        *folders,
+        tests / "kvt_spoiled.cpp",
+        *ours,
+        "-o",
+        built,
+    ]
     subprocess.run(command, check=True, timeout=600)
     done = subprocess.run([built], capture_output=True, text=True, check=True)
     assert done.stdout == "zero\n"

@@ -2,6 +2,7 @@
 
 #include "kvt_cells.h"
 #include "kvt_exactly.h"
+#include "kvt_images.h"
 
 #include "ggml-backend.h"
 #include "ggml.h"
@@ -16,8 +17,10 @@
 #include "llama-model.h"
 #include "llama.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
+#include <tuple>
 
 namespace kvt {
 
@@ -63,20 +66,76 @@ template <typename F> void each_run(const uint32_t * cells, size_t count, F && e
     }
 }
 
-llama_ubatch batch_of(llama_batch_allocr & allocator, const int32_t & seq, uint32_t first, uint32_t count, const int32_t * tokens) {
+// `first` and what follows are all text, or all of images.
+llama_ubatch batch_of(llama_batch_allocr & allocator, const int32_t & seq, uint32_t first, uint32_t count, const std::vector<int32_t> & tokens) {
     llama_ubatch batch = allocator.ubatch_reserve(count, 1);
     const uint32_t dimensions = batch.n_pos;
+    const auto places = places_of(tokens, first, count);
     batch.seq_id_unq[0] = seq;
     for (uint32_t i = 0; i < count; ++i) {
+        const llama_pos axes[] = { places[i].t, places[i].y, places[i].x };
         for (uint32_t d = 0; d < dimensions; ++d) { // M-RoPE: a text's tokens have the same position in the first three
-            batch.pos[i + d*count] = d < 3 ? (llama_pos) (first + i) : 0;
+            batch.pos[i + d*count] = d < 3 ? axes[d] : 0;
         }
-        batch.token[i]    = tokens[i]; // cells remember it, for models that look at the tokens before one
+        batch.token[i]    = tokens[first + i]; // cells remember it, for models that look at the tokens before one
         batch.n_seq_id[i] = 1;
         batch.seq_id[i]   = const_cast<llama_seq_id *>(&seq);
     }
+    if (tokens[first] < 0) {
+        batch.token = nullptr; // as llama.cpp has it for an image
+    }
     return batch;
 }
+
+// Puts the rows into these cells, runs of text and of images each for itself.
+void apply(llama_context * ctx, llama_kv_cache & cache, const llama_kv_cache::slot_info & places, int32_t seq, uint32_t first,
+           const std::vector<int32_t> & tokens) {
+    const auto & cells = places.idxs[0];
+    for (size_t i = 0; i < cells.size();) {
+        size_t end = i + 1;
+        while (end < cells.size() && (tokens[first + end] < 0) == (tokens[first + i] < 0)) {
+            ++end;
+        }
+        auto part = places;
+        part.idxs[0].assign(cells.begin() + (std::ptrdiff_t) i, cells.begin() + (std::ptrdiff_t) end);
+        llama_batch_allocr allocator(llama_get_model(ctx)->hparams.n_pos_per_embd());
+        cache.apply_ubatch(part, batch_of(allocator, seq, first + (uint32_t) i, (uint32_t) (end - i), tokens));
+        i = end;
+    }
+}
+
+// Which of some rows a cell holds.
+class row_finder {
+public:
+    explicit row_finder(const std::vector<place> & places) : first_(places.front().t), count_((uint32_t) places.size()) {
+        for (uint32_t i = 0; i < count_; ++i) {
+            if (places[i].t != first_ + (int32_t) i) {
+                apart_ = true;
+            }
+        }
+        for (uint32_t i = 0; apart_ && i < count_; ++i) {
+            sorted_.emplace_back(places[i].t, places[i].y, places[i].x, i);
+        }
+        std::sort(sorted_.begin(), sorted_.end());
+    }
+
+    // UINT32_MAX for none. Where positions follow one another the first number says it: without M-RoPE a cell has no others.
+    uint32_t find(const place & of) const {
+        if (!apart_) {
+            const int32_t at = of.t - first_;
+            return at >= 0 && (uint32_t) at < count_ ? (uint32_t) at : missing;
+        }
+        const auto found = std::lower_bound(sorted_.begin(), sorted_.end(), std::make_tuple(of.t, of.y, of.x, 0u));
+        const bool same = found != sorted_.end() && std::get<0>(*found) == of.t && std::get<1>(*found) == of.y && std::get<2>(*found) == of.x;
+        return same ? std::get<3>(*found) : missing;
+    }
+
+private:
+    int32_t first_ = 0;
+    uint32_t count_ = 0;
+    bool apart_ = false;
+    std::vector<std::tuple<int32_t, int32_t, int32_t, uint32_t>> sorted_;
+};
 
 } // namespace
 
@@ -126,44 +185,44 @@ std::vector<plane> planes_of(const llama_kv_cache & cache, int32_t seq, bool has
     return planes;
 }
 
-std::vector<uint32_t> cells_of(const llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count) {
-    if (cache.get_has_shift()) {
+std::vector<uint32_t> cells_of(const llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count, const std::vector<int32_t> & tokens) {
+    if (cache.get_has_shift() || count == 0) {
         return {};
     }
+    const row_finder rows(places_of(tokens, first, count));
     std::vector<uint32_t> found(count, missing);
     uint32_t left = count;
     for (const auto & one : held_cells(cache, seq)) {
-        const int32_t at = one.position - (int32_t) first;
-        if (at < 0 || (uint32_t) at >= count) {
+        const uint32_t at = rows.find({ one.position, one.y, one.x });
+        if (at == missing) {
             continue;
         }
-        if (found[(size_t) at] != missing) {
+        if (found[at] != missing) {
             return {};
         }
-        found[(size_t) at] = one.index;
+        found[at] = one.index;
         --left;
     }
     return left == 0 ? found : std::vector<uint32_t>();
 }
 
 std::vector<uint32_t> take_cells(llama_context * ctx, llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count,
-                                 const int32_t * tokens) {
+                                 const std::vector<int32_t> & tokens) {
     if (count == 0) {
         return {};
     }
     llama_batch_allocr allocator(llama_get_model(ctx)->hparams.n_pos_per_embd());
-    const llama_ubatch batch = batch_of(allocator, seq, first, count, tokens);
-    const auto found = cache.find_slot(batch, false);
+    const auto found = cache.find_slot(batch_of(allocator, seq, first, count, tokens), false);
     if (found.empty() || found.idxs[0].size() != count) {
         return {};
     }
-    cache.apply_ubatch(found, batch);
+    apply(ctx, cache, found, seq, first, tokens);
     return found.idxs[0];
 }
 
 // Tokens of a window's cache lie one behind the other, and the first cell follows the last.
 std::vector<uint32_t> window_cells(llama_context * ctx, llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count,
-                                 const int32_t * tokens) {
+                                 const std::vector<int32_t> & tokens) {
     const uint32_t size = cache.get_size();
     if (count == 0 || count > size) {
         return {};
@@ -179,8 +238,7 @@ std::vector<uint32_t> window_cells(llama_context * ctx, llama_kv_cache & cache, 
             return {};
         }
     }
-    llama_batch_allocr allocator(llama_get_model(ctx)->hparams.n_pos_per_embd());
-    cache.apply_ubatch(places, batch_of(allocator, seq, first, count, tokens));
+    apply(ctx, cache, places, seq, first, tokens);
     return places.idxs[0];
 }
 
@@ -191,7 +249,9 @@ void settle(llama_context * ctx) {
     }
 }
 
-void drop_rows(llama_kv_cache & cache, int32_t seq, uint32_t from) { cache.seq_rm(seq, (llama_pos) from, -1); }
+void drop_rows(llama_kv_cache & cache, int32_t seq, int32_t position) { cache.seq_rm(seq, position, -1); }
+
+bool has_axes(llama_context * ctx) { return llama_get_model(ctx)->hparams.n_pos_per_embd() > 1; }
 
 void read_rows(const plane & from, const uint32_t * cells, size_t count, char * out) {
     if (!from.transposed) {

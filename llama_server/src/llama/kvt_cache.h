@@ -48,26 +48,29 @@ bool share_cells(llama_context * ctx, const memory_parts & parts);
 // as expected.
 std::vector<plane> planes_of(const llama_kv_cache & cache, int32_t seq, bool has_v, std::string & why);
 
-// The cells of positions [first, first + count) of a sequence, in their order. Empty if one is missing, is there twice, or
-// waits to be rotated.
-std::vector<uint32_t> cells_of(const llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count);
+// The cells of the rows [first, first + count) of a sequence of these tokens, in their order. Empty if one is missing, is there
+// twice, or waits to be rotated.
+std::vector<uint32_t> cells_of(const llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count, const std::vector<int32_t> & tokens);
 
-// Gives the positions [first, first + count), which hold these tokens, cells where llama.cpp itself would. Empty if there are not so many.
+// Gives the rows [first, first + count) of these tokens cells where llama.cpp itself would. Empty if there are not so many.
 std::vector<uint32_t> take_cells(llama_context * ctx, llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count,
-                                 const int32_t * tokens);
+                                 const std::vector<int32_t> & tokens);
 
-// Gives the positions [first, first + count), of which the cache of a sliding window is to hold no others, the cells where
-// computing the whole sequence would have left them. Empty if there are not so many.
+// Gives the rows [first, first + count), of which the cache of a sliding window is to hold no others, the cells where
+// computing the whole sequence would have left them. Empty if there are not so many. Positions of one number only.
 std::vector<uint32_t> window_cells(llama_context * ctx, llama_kv_cache & cache, int32_t seq, uint32_t first, uint32_t count,
-                                 const int32_t * tokens);
+                                 const std::vector<int32_t> & tokens);
 
 // What is queued for the memory is done (rows that one stream is to get of another, rows that wait to be rotated), and no
 // device computes with it any more. Before that, bytes of rows are neither read nor written: a copy of a whole stream that
 // comes later would overwrite them. Throws what llama.cpp throws.
 void settle(llama_context * ctx);
 
-// The positions from `from` on go.
-void drop_rows(llama_kv_cache & cache, int32_t seq, uint32_t from);
+// The positions from this one on go. With M-RoPE an image has one.
+void drop_rows(llama_kv_cache & cache, int32_t seq, int32_t position);
+
+// Whether a row has more than one position (M-RoPE).
+bool has_axes(llama_context * ctx);
 
 // Rows of `count` cells, one after the other, out of the plane and into it.
 void read_rows(const plane & from, const uint32_t * cells, size_t count, char * out);

@@ -21,7 +21,8 @@ template <typename C> std::vector<cell> shown_cells(const C & cache, int32_t seq
     const auto & cells = cache.get_cells(seq);
     for (uint32_t i = 0, end = cells.used_max_p1(); i < end; ++i) {
         if (!cells.is_empty(i) && cells.seq_has(i, seq)) {
-            found.push_back({ i, cells.pos_get(i) });
+            const auto & other = cells.ext_get(i);
+            found.push_back({ i, cells.pos_get(i), other.y, other.x });
         }
     }
     return found;
@@ -46,8 +47,12 @@ public:
         } else if (at_ == part::sequences) {
             skip_ = number<uint32_t>(src, size);
             at_ = part::skipped;
-        } else if (at_ == part::skipped) {
-            skip_ -= size == sizeof(llama_seq_id) ? 1 : 0; // other positions are more than one number
+        } else if (at_ == part::skipped && size == sizeof(llama_seq_id)) {
+            --skip_;
+        } else if (at_ == part::skipped && size >= sizeof(llama_kv_cell_ext)) {
+            const auto other = number<llama_kv_cell_ext>(src, size);
+            cells_[seen_ - 1].y = other.y;
+            cells_[seen_ - 1].x = other.x;
         } else if (at_ == part::head && ++heads_ == 4) {
             row_bytes_ = number<uint64_t>(src, size);
             at_ = part::rows;

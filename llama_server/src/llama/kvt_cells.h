@@ -11,6 +11,8 @@ namespace kvt {
 struct cell {
     uint32_t index = 0;
     int32_t position = 0;
+    int32_t y = 0; // with M-RoPE
+    int32_t x = 0;
 };
 
 // In the order of the cells. Empty if the cache shares the cells of another one.

@@ -1,6 +1,7 @@
 #include "kvt_checkpoints.h"
 
 #include "kvt_cache.h"
+#include "kvt_images.h"
 #include "kvt_rows.h"
 
 #include "common.h"
@@ -25,17 +26,19 @@ state copy_of(const common_prompt_checkpoint & one) {
 }
 
 // Those behind the first `held` tokens are of another prompt.
-void forget_behind(checkpoints & all, uint32_t held) {
-    all.remove_if([held](const common_prompt_checkpoint & one) { return one.n_tokens > (int64_t) held || one.pos_max >= (llama_pos) held; });
+void forget_behind(checkpoints & all, uint32_t held, const std::vector<int32_t> & tokens) {
+    const llama_pos next = position_at(tokens, held);
+    all.remove_if([held, next](const common_prompt_checkpoint & one) { return one.n_tokens > (int64_t) held || one.pos_max >= next; });
 }
 
-bool copy_end(llama_context * ctx, int32_t seq, uint32_t n_tokens, std::vector<state> & to) {
+bool copy_end(llama_context * ctx, int32_t seq, const std::vector<int32_t> & tokens, std::vector<state> & to) {
+    const auto n_tokens = (uint32_t) tokens.size();
     const llama_pos least = llama_memory_seq_pos_min(llama_get_memory(ctx), seq);
     const size_t bytes = llama_state_seq_get_size_ext(ctx, seq, partial);
     if (least < 0 || bytes == 0) {
         return false;
     }
-    state made = make_state({ n_tokens, least, (llama_pos) n_tokens - 1 }, bytes);
+    state made = make_state({ n_tokens, least, position_at(tokens, n_tokens) - 1 }, bytes);
     auto * at = reinterpret_cast<uint8_t *>(made.bytes.data() + state_head_bytes);
     if (llama_state_seq_get_data_ext(ctx, at, bytes, seq, partial) != bytes) {
         return false;
@@ -46,8 +49,8 @@ bool copy_end(llama_context * ctx, int32_t seq, uint32_t n_tokens, std::vector<s
 
 } // namespace
 
-bool ends_after(llama_context * ctx, int32_t seq, uint32_t n_tokens) {
-    return n_tokens > 0 && llama_memory_seq_pos_max(llama_get_memory(ctx), seq) == (llama_pos) n_tokens - 1;
+bool ends_after(llama_context * ctx, int32_t seq, uint32_t n_tokens, const std::vector<int32_t> & tokens) {
+    return n_tokens > 0 && llama_memory_seq_pos_max(llama_get_memory(ctx), seq) == position_at(tokens, n_tokens) - 1;
 }
 
 marks marks_behind(const checkpoints & all, uint32_t held) {
@@ -66,22 +69,24 @@ void forget(checkpoints & all, const marks & marked) {
     });
 }
 
-std::vector<state> copy_states(llama_context * ctx, int32_t seq, const checkpoints & all, uint32_t sound, bool whole,
+std::vector<state> copy_states(llama_context * ctx, int32_t seq, const checkpoints & all, const std::vector<int32_t> & sound, bool whole,
                                const std::function<bool(uint32_t, size_t)> & wanted) {
     std::vector<state> found;
     settle(ctx);
+    const auto count = (uint32_t) sound.size();
     size_t seen = 0;
-    if (whole && ends_after(ctx, seq, sound)) {
+    if (whole && ends_after(ctx, seq, count, sound)) {
         ++seen;
-        if (wanted(sound, llama_state_seq_get_size_ext(ctx, seq, partial))) {
+        if (wanted(count, llama_state_seq_get_size_ext(ctx, seq, partial))) {
             copy_end(ctx, seq, sound, found);
         }
     }
     for (auto one = all.rbegin(); one != all.rend() && seen < most_states; ++one) {
         // Draft models have states of their own, and are refused.
-        const bool fits = one->n_tokens > 0 && one->n_tokens <= (int64_t) sound && one->pos_max == one->n_tokens - 1 &&
-                          !one->data_tgt.empty() && one->data_dft.empty() && one->data_spec.empty();
-        if (!fits || (seen > 0 && whole && one->n_tokens == (int64_t) sound)) {
+        const bool within = one->n_tokens > 0 && one->n_tokens <= (int64_t) count;
+        const bool fits = within && one->pos_max == position_at(sound, (uint32_t) one->n_tokens) - 1 && !one->data_tgt.empty() &&
+                          one->data_dft.empty() && one->data_spec.empty();
+        if (!fits || (seen > 0 && whole && one->n_tokens == (int64_t) count)) {
             continue;
         }
         ++seen;
@@ -92,12 +97,13 @@ std::vector<state> copy_states(llama_context * ctx, int32_t seq, const checkpoin
     return found;
 }
 
-uint32_t goes_on_after(llama_context * ctx, int32_t seq, const checkpoints & all, uint32_t held, uint32_t prompt_tokens) {
+uint32_t goes_on_after(llama_context * ctx, int32_t seq, const checkpoints & all, uint32_t held, uint32_t prompt_tokens,
+                       const std::vector<int32_t> & tokens) {
     const llama_pos pos_min = llama_memory_seq_pos_min(llama_get_memory(ctx), seq);
     if (held == 0 || pos_min < 0) {
         return 0;
     }
-    const llama_pos next = (llama_pos) held;
+    const llama_pos next = position_at(tokens, held);
     const llama_pos below = std::max(0, next - llama_model_n_swa(llama_get_model(ctx)) - (held < prompt_tokens ? 0 : 1));
     if (pos_min < below) {
         return held;
@@ -105,23 +111,24 @@ uint32_t goes_on_after(llama_context * ctx, int32_t seq, const checkpoints & all
     for (auto one = all.rbegin(); one != all.rend(); ++one) {
         if (one->pos_max <= next && (one->pos_min < below || one->pos_min == 0)) {
             const llama_pos at = std::min(next, std::max(one->pos_min + 1, one->pos_max));
-            return (uint32_t) std::min((int64_t) at, one->n_tokens);
+            return (uint32_t) std::min<int64_t>(tokens_up_to(tokens, at), one->n_tokens);
         }
     }
     return 0;
 }
 
-bool put_state(llama_context * ctx, int32_t seq, checkpoints & all, uint32_t held, uint32_t n_tokens, const std::vector<char> & bytes) {
+bool put_state(llama_context * ctx, int32_t seq, checkpoints & all, uint32_t held, uint32_t n_tokens, const std::vector<char> & bytes,
+               const std::vector<int32_t> & tokens) {
     state_head head;
     if (!read_head(bytes, n_tokens, head)) {
         return false;
     }
-    forget_behind(all, held);
+    forget_behind(all, held, tokens);
     common_prompt_checkpoint made;
     made.update_pos(n_tokens, head.least, head.greatest);
     made.data_tgt.assign(bytes.begin() + state_head_bytes, bytes.end());
     const size_t read = llama_state_seq_set_data_ext(ctx, made.data_tgt.data(), made.data_tgt.size(), seq, partial);
-    if (read != made.data_tgt.size() || !ends_after(ctx, seq, n_tokens)) {
+    if (read != made.data_tgt.size() || !ends_after(ctx, seq, n_tokens, tokens)) {
         return false;
     }
     all.push_back(std::move(made));
@@ -135,9 +142,9 @@ bool put_windows(llama_context * ctx, int32_t seq, checkpoints & all, uint32_t h
     if (parts.window == nullptr || windows.empty() || windows.front().first >= n_tokens || windows.back().first + windows.back().rows < n_tokens) {
         return false;
     }
-    forget_behind(all, held);
+    forget_behind(all, held, tokens);
     const uint32_t first = windows.front().first;
-    const auto cells = window_cells(ctx, *parts.window, seq, first, n_tokens - first, tokens.data() + first);
+    const auto cells = window_cells(ctx, *parts.window, seq, first, n_tokens - first, tokens);
     if (cells.empty()) {
         return false;
     }
@@ -149,7 +156,7 @@ bool put_windows(llama_context * ctx, int32_t seq, checkpoints & all, uint32_t h
             at += one.rows*plane.row_bytes;
         }
     }
-    return ends_after(ctx, seq, n_tokens);
+    return ends_after(ctx, seq, n_tokens, tokens);
 }
 
 uint32_t first_window(llama_context * ctx, int32_t seq, uint32_t n_tokens) {

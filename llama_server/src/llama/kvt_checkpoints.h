@@ -18,8 +18,8 @@ namespace kvt {
 
 using checkpoints = std::list<common_prompt_checkpoint>;
 
-// Whether the sequence's memory ends with these tokens, and a state of it is one after them.
-bool ends_after(llama_context * ctx, int32_t seq, uint32_t n_tokens);
+// Whether the sequence's memory ends with the first `n_tokens` of these, and a state of it is one after them.
+bool ends_after(llama_context * ctx, int32_t seq, uint32_t n_tokens, const std::vector<int32_t> & tokens);
 
 // Checkpoints behind the first `held` tokens of a prompt that a slot has got: those of its old prompt. llama-server leaves
 // one there that ends one token later, though the token there is another one now.
@@ -27,18 +27,20 @@ using marks = std::vector<std::pair<const common_prompt_checkpoint *, int64_t>>;
 marks marks_behind(const checkpoints & all, uint32_t held);
 void forget(checkpoints & all, const marks & marked);
 
-// The last states of a slot whose first `sound` tokens are sound, as far as `wanted` says so, which is asked with the number
+// The last states of a slot that holds these tokens, all of them sound, as far as `wanted` says so, which is asked with the number
 // of tokens and the bytes. `whole`: the slot holds nothing but these tokens; then its end is a checkpoint, too, which
 // llama-server itself does not make.
-std::vector<state> copy_states(llama_context * ctx, int32_t seq, const checkpoints & all, uint32_t sound, bool whole,
+std::vector<state> copy_states(llama_context * ctx, int32_t seq, const checkpoints & all, const std::vector<int32_t> & sound, bool whole,
                                const std::function<bool(uint32_t, size_t)> & wanted);
 
-// After how many tokens llama-server would go on by itself, if the slot holds the first `held` of a prompt.
-uint32_t goes_on_after(llama_context * ctx, int32_t seq, const checkpoints & all, uint32_t held, uint32_t prompt_tokens);
+// After how many tokens llama-server would go on by itself, if the slot holds the first `held` of a prompt, which begins with `tokens`.
+uint32_t goes_on_after(llama_context * ctx, int32_t seq, const checkpoints & all, uint32_t held, uint32_t prompt_tokens,
+                       const std::vector<int32_t> & tokens);
 
 // Puts a state into the memory of the sequence, whose rows are there, and among the checkpoints, of which those behind `held`
 // tokens belong to another prompt and go. False: the memory of the sequence is in no known state.
-bool put_state(llama_context * ctx, int32_t seq, checkpoints & all, uint32_t held, uint32_t n_tokens, const std::vector<char> & bytes);
+bool put_state(llama_context * ctx, int32_t seq, checkpoints & all, uint32_t held, uint32_t n_tokens, const std::vector<char> & bytes,
+               const std::vector<int32_t> & tokens);
 
 // Puts windows before `n_tokens` into the cache of the sequence's sliding windows, instead of all that it held. False: the
 // memory of the sequence is in no known state.

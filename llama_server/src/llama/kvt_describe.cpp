@@ -180,6 +180,16 @@ string placement(const common_params & params) {
     return text;
 }
 
+// What else decides the rows of an image: where it is encoded, how large it may become, and how many are encoded at once.
+string projector(const common_params & params) {
+    string text = std::to_string(params.image_min_tokens) + "-" + std::to_string(params.image_max_tokens) + " tokens, " +
+                  std::to_string(params.mtmd_batch_max_tokens) + " at once, flash attention " + std::to_string((int) params.flash_attn_type) + " on";
+    for (size_t i = 0; params.mmproj_use_gpu && i < ggml_backend_dev_count(); ++i) {
+        text += string(" ") + ggml_backend_dev_description(ggml_backend_dev_get(i));
+    }
+    return text;
+}
+
 // `window`: that many positions back, and the rows are in no block; 0: they are. A layer without V has a V of no bytes.
 void add_layers(hello & said, const std::vector<plane> & planes, uint32_t window) {
     for (size_t i = 0; i < planes.size(); ++i) {
@@ -201,7 +211,7 @@ void add_layers(hello & said, const std::vector<plane> & planes, uint32_t window
 
 } // namespace
 
-hello describe_server(const common_params & params, llama_context * ctx, drafts drafting, const loaded_file & loaded) {
+hello describe_server(const common_params & params, llama_context * ctx, drafts drafting, const loaded_files & loaded) {
     hello said;
     std::vector<plane> planes;
     said.unsupported = why_not(params, ctx, drafting, loaded, planes);
@@ -212,7 +222,13 @@ hello describe_server(const common_params & params, llama_context * ctx, drafts 
     if (!said.unsupported.empty()) {
         return said;
     }
-    said.files.push_back(loaded); // what is in it decides, whatever it is called
+    said.files.push_back(loaded.model); // what is in it decides, whatever it is called
+    if (!loaded.projector.path.empty()) {
+        if (!(loaded.projector == loaded.model)) { // an image's encoder may lie in the model's own file
+            said.files.push_back(loaded.projector);
+        }
+        said.fields.emplace_back("projector", projector(params));
+    }
     said.fields.emplace_back("rope", (long_context(cparams) ? "long " : "short ") + rope(cparams));
     const bool transposed = std::any_of(planes.begin(), planes.end(), [](const plane & one) { return one.transposed; });
     said.fields.emplace_back("v", transposed ? "transposed" : "");

@@ -9,10 +9,11 @@ struct llama_context;
 namespace kvt {
 
 enum class drafts;
+struct loaded_files;
 
 // A context that is not tiered has `unsupported` set. `drafting`: other tokens than the answer's are computed, too. `loaded`:
-// the model's file before it was loaded. If it is another one now, nobody knows which of the two was loaded.
-hello describe_server(const common_params & params, llama_context * ctx, drafts drafting, const loaded_file & loaded);
+// the files before they were loaded. If one is another now, nobody knows which of the two was loaded.
+hello describe_server(const common_params & params, llama_context * ctx, drafts drafting, const loaded_files & loaded);
 
 // Whether a context shift leaves the bits of rows that keep their positions as they are: it rotates all of them, most by 0.
 bool shifts_exactly(llama_context * ctx);

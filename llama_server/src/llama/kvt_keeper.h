@@ -68,7 +68,7 @@ protected:
             }
             return;
         }
-        if (common_prefix(text_of(slot.prompt.tokens), own.sound) < own.sound.size()) {
+        if (common_prefix(tokens_of(slot.prompt.tokens), own.sound) < own.sound.size()) {
             own.forget_rows(); // computing them has failed
             return;
         }
@@ -199,7 +199,7 @@ protected:
                 return wants;
             };
             const bool whole = (int) own.sound.size() == slot.prompt.n_tokens();
-            states = copy_states(slot.ctx_tgt, slot.id, slot.prompt.checkpoints, (uint32_t) own.sound.size(), whole, wanted);
+            states = copy_states(slot.ctx_tgt, slot.id, slot.prompt.checkpoints, own.sound, whole, wanted);
         }
         links_.saver->add(slot.id, own.sound, std::move(states), windows);
     }

@@ -12,9 +12,21 @@ namespace kvt {
 
 using std::string;
 
-string refused_kind(const common_params & params, llama_context * ctx, const memory_parts & parts, const std::vector<plane> & planes) {
+namespace {
+
+// With commas around each.
+string refused_kinds() {
     const char * given = std::getenv("OLLAMA_KV_TIER_REFUSED_KINDS");
-    if (given == nullptr || *given == '\0') {
+    return given != nullptr && *given != '\0' ? "," + string(given) + "," : "";
+}
+
+} // namespace
+
+bool images_refused() { return refused_kinds().find(",images,") != string::npos; }
+
+string refused_kind(const common_params & params, llama_context * ctx, const memory_parts & parts, const std::vector<plane> & planes) {
+    const string all = refused_kinds();
+    if (all.empty()) {
         return "";
     }
     const auto & cparams = ctx->get_cparams();
@@ -30,7 +42,6 @@ string refused_kind(const common_params & params, llama_context * ctx, const mem
         { "latent", !parts.has_v },
         { "axes", llama_get_model(ctx)->hparams.n_pos_per_embd() > 1 },
     };
-    const string all = "," + string(given) + ",";
     for (const auto & kind : kinds) {
         if (kind.is && all.find("," + string(kind.name) + ",") != string::npos) {
             return string(kind.name) + " failed the self-test with this llama.cpp";

@@ -11,6 +11,9 @@ struct common_params;
 
 namespace kvt {
 
+// Whether prompts are tiered behind images: not where that failed the self-test.
+bool images_refused();
+
 // The first of the model's kinds that is refused, as a reason; empty if none is.
 std::string refused_kind(const common_params & params, llama_context * ctx, const memory_parts & parts, const std::vector<plane> & planes);
 

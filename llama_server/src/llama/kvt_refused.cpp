@@ -9,6 +9,7 @@
 #include "llama-hparams.h"
 #include "llama-kv-cache.h"
 #include "llama-model.h"
+#include "llama.h"
 
 #include <sys/stat.h>
 
@@ -30,7 +31,16 @@ string file_mark(const string & path) {
     return std::to_string(info.st_size) + "-" + std::to_string(info.st_mtim.tv_sec) + "." + std::to_string(info.st_mtim.tv_nsec);
 }
 
-string why_not(const common_params & params, llama_context * ctx, drafts drafting, const loaded_file & loaded, std::vector<plane> & planes) {
+// A cache with cells of its own writes how many it has, also if they are none.
+drafts drafting_of(llama_context * ctx, llama_context * draft, bool speculates) {
+    if (draft == nullptr) {
+        return speculates ? drafts::of_tokens : drafts::none;
+    }
+    const bool holds_nothing = draft->get_cparams().ctx_other == ctx && llama_get_memory(draft) != nullptr && llama_state_seq_get_size_ext(draft, 0, 0) == 0;
+    return holds_nothing ? drafts::of_tokens : drafts::of_rows;
+}
+
+string why_not(const common_params & params, llama_context * ctx, drafts drafting, const loaded_files & loaded, std::vector<plane> & planes) {
     string why;
     const auto parts = parts_of(ctx, why);
     if (parts.rows == nullptr) {
@@ -38,7 +48,8 @@ string why_not(const common_params & params, llama_context * ctx, drafts draftin
     }
     const auto & cparams = ctx->get_cparams();
     const auto & hparams = llama_get_model(ctx)->hparams;
-    if (drafting == drafts::of_rows || (drafting == drafts::of_tokens && parts.states)) { // states are rolled back, and cut batches otherwise
+    const bool recurrent = parts.states && parts.window == nullptr;
+    if (drafting == drafts::of_rows || (drafting == drafts::of_tokens && recurrent)) { // states are rolled back, and cut batches otherwise
         return "speculative decoding";
     }
     if (params.embedding || !cparams.causal_attn ||
@@ -67,8 +78,11 @@ string why_not(const common_params & params, llama_context * ctx, drafts draftin
     if (!named_by_digest(model) && model.find("-of-") != string::npos) {
         return "a model of several files";
     }
-    if (loaded.path.empty() || !(loaded == look_at(params.model.path))) {
+    if (loaded.model.path.empty() || !(loaded.model == look_at(params.model.path))) {
         return "the model's file is another one than when it was loaded";
+    }
+    if (!params.mmproj.path.empty() && (loaded.projector.path.empty() || !(loaded.projector == look_at(params.mmproj.path)))) {
+        return "the projector's file is another one than when it was loaded";
     }
     if (share_cells(ctx, parts)) {
         // A window's cells follow from positions only where one slot has them alone. What moves a slot's rows moves those that another

@@ -15,8 +15,17 @@ namespace kvt {
 // What speculative decoding guesses the next tokens by.
 enum class drafts {
     none,
-    of_tokens, // those before (n-grams): nothing but the target has rows
+    of_tokens, // those before (n-grams), or a model whose layers read the target's rows: nothing but the target has rows
     of_rows,   // a context of its own, which has to hold the same positions as the target's
+};
+
+// `draft`: the context of a draft, or nullptr.
+drafts drafting_of(llama_context * ctx, llama_context * draft, bool speculates);
+
+// What the server computes with.
+struct loaded_files {
+    loaded_file model;
+    loaded_file projector; // of images; without a path: there is none
 };
 
 std::string base_name(const std::string & path);
@@ -27,8 +36,8 @@ bool named_by_digest(const std::string & name);
 // Size and time of a file, for one without such a name; empty if it is not there.
 std::string file_mark(const std::string & path);
 
-// Empty if it is tiered: then `planes` has what is stored of it. `loaded` is the model's file as it was before it was read. For
+// Empty if it is tiered: then `planes` has what is stored of it. `loaded` are the files as they were before they were read. For
 // the others, see describe_server().
-std::string why_not(const common_params & params, llama_context * ctx, drafts drafting, const loaded_file & loaded, std::vector<plane> & planes);
+std::string why_not(const common_params & params, llama_context * ctx, drafts drafting, const loaded_files & loaded, std::vector<plane> & planes);
 
 } // namespace kvt

@@ -29,7 +29,7 @@ struct seat {
     uint32_t goes_on = 0;       // after so many of them the server goes on; with states fewer than it holds
     uint32_t brought = 0;       // rows that were restored
     uint32_t limit = 0;         // of the request's rows, those before it are sound
-    std::vector<int32_t> text;  // the prompt, up to its first image
+    std::vector<int32_t> text;  // the prompt, images too, up to the first thing that cannot be named
     marks others;               // checkpoints of the request before, which are none of this one's
     std::vector<int32_t> sound; // tokens whose rows the slot held after its last request, as far as they are sound
     std::optional<std::vector<int32_t>> swapped; // what it held before the server's own cache may have given it other rows
@@ -39,13 +39,13 @@ struct seat {
 
     // The slot has got a request.
     void begin(const server_task & its_task, const server_slot & slot) {
-        const auto held = text_of(slot.prompt.tokens);
+        const auto held = tokens_of(slot.prompt.tokens);
         if (swapped.has_value() && *swapped != held) {
             sound.clear(); // it has got other rows, and they may have been moved before
         }
         swapped.reset();
         task  = its_task.id;
-        text  = text_of(its_task.tokens);
+        text  = tokens_of(its_task.tokens);
         have  = common_prefix(held, text);
         goes_on = std::min(have, (uint32_t) its_task.tokens.size() - 1); // the last token is computed again, and so is its row
         continues = have > 0 && have == slot.prompt.tokens.size();
@@ -75,7 +75,7 @@ struct seat {
 
     // Between two batches all that the slot says it holds is computed.
     std::vector<int32_t> sound_of(const server_slot & slot) const {
-        auto tokens = text_of(slot.prompt.tokens);
+        auto tokens = tokens_of(slot.prompt.tokens);
         tokens.resize(std::min<size_t>(tokens.size(), limit));
         return tokens;
     }

@@ -7,6 +7,7 @@
 #include "kvt_checkpoints.h"
 #include "kvt_describe.h"
 #include "kvt_keeper.h"
+#include "kvt_kinds.h"
 #include "kvt_loaded.h"
 #include "kvt_own_cache.h"
 #include "kvt_refused.h"
@@ -19,6 +20,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,7 +47,11 @@ public:
         begin_anew();
         try {
             path_ = given_;
-            loaded_ = path_.empty() ? loaded_file() : look_at(params.model.path);
+            loaded_ = {};
+            if (!path_.empty()) {
+                loaded_.model     = look_at(params.model.path);
+                loaded_.projector = params.mmproj.path.empty() ? loaded_file() : look_at(params.mmproj.path);
+            }
         } catch (const std::exception &) { // there is no memory
             path_.clear();
         }
@@ -94,7 +100,7 @@ public:
         seat & own = found->second;
         if (!safely(slot, [&] {
                 ended(slot);
-                own.swapped = text_of(slot.prompt.tokens);
+                own.swapped = tokens_of(slot.prompt.tokens);
             })) {
             own.forget_rows();
         }
@@ -242,7 +248,11 @@ private:
     // With the first prompt: only then all is known that the rows depend on.
     bool connect(const server_slot & slot, const common_params & params) {
         if (links_.saver == nullptr) {
-            const hello said = describe_server(params, slot.ctx_tgt, slot.ctx_dft != nullptr ? drafts::of_rows : slot.spec != nullptr ? drafts::of_tokens : drafts::none, loaded_);
+            const hello said = describe_server(params, slot.ctx_tgt, drafting_of(slot.ctx_tgt, slot.ctx_dft, slot.spec != nullptr), loaded_);
+            std::string why;
+            const auto parts = parts_of(slot.ctx_tgt, why);
+            // Where a window's rows lie follows from the positions of text.
+            take_images(!images_refused() && (parts.window == nullptr || !has_axes(slot.ctx_tgt)));
             if (!links_.open(path_, said, shifts_exactly(slot.ctx_tgt), [this] { wake(); })) {
                 SRV_INF("kv tiering is off: %s\n", said.unsupported.c_str());
                 path_.clear();
@@ -271,7 +281,7 @@ private:
         own.begin(task, slot);
         if (links_.said.states) {
             own.others = marks_behind(slot.prompt.checkpoints, own.have);
-            own.goes_on = goes_on_after(slot.ctx_tgt, slot.id, slot.prompt.checkpoints, own.have, (uint32_t) task.tokens.size());
+            own.goes_on = goes_on_after(slot.ctx_tgt, slot.id, slot.prompt.checkpoints, own.have, (uint32_t) task.tokens.size(), own.text);
         }
         links_.restorer->drop(slot.id);
         if (!task.need_logits() || !slot.lora.empty()) {
@@ -313,7 +323,7 @@ private:
         } else if (own.continues && own.text.size() - own.goes_on < own.text.size()/continued_part) {
             own.report.reason = shortfall_not_looked_up;
         } else {
-            links_.restorer->begin(slot.id, own.text, own.goes_on, own.have, links_.saver->fingerprints(slot.id, own.text), has_places(slot));
+            links_.restorer->begin(slot.id, own.text, own.goes_on, own.have, links_.saver->fingerprints(slot.id, own.text), has_places(slot, own.text));
         }
     }
 
@@ -325,7 +335,7 @@ private:
             own.report.reason = shortfall_not_looked_up;
             return true;
         }
-        slot_cells cells(slot, own.text);
+        slot_cells cells(slot, own.text, own.brought);
         const uint32_t start = links_.restorer->start(slot.id);
         if (start < own.goes_on && own.brought == 0) {
             leave(slot, start); // what comes takes the place of these, too
@@ -335,6 +345,9 @@ private:
         own.brought += cells.rows();
         if (!over) {
             return false;
+        }
+        if (own.brought > 0 && has_images(own.text, own.text.size()) && !has_all_rows(slot)) {
+            throw std::runtime_error("rows of an image are not where they belong");
         }
         links_.saver->restored(slot.id, own.text, std::move(fingerprints));
         if (own.report.restored_tokens > 0) {
@@ -357,7 +370,7 @@ private:
     server_queue & queue_;
     std::string given_; // by the variable
     std::string path_;
-    loaded_file loaded_; // the model's file, before it was loaded
+    loaded_files loaded_; // before they were loaded
     own_cache own_cache_;
     std::chrono::nanoseconds first_part_ {}; // a request is computed for so long before its first part is stored
     size_t turn_ = 0;

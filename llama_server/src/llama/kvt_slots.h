@@ -4,6 +4,7 @@
 #include "kvt_cache.h"
 #include "kvt_checkpoints.h"
 #include "kvt_rows.h"
+#include "kvt_tokens.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -16,15 +17,6 @@
 #include <vector>
 
 namespace kvt {
-
-// The tokens before the first image or sound: there, positions are numbers of tokens.
-inline std::vector<int32_t> text_of(const server_tokens & all) {
-    std::vector<int32_t> text;
-    for (size_t i = 0; i < all.size() && all[i] != LLAMA_TOKEN_NULL; ++i) {
-        text.push_back(all[i]);
-    }
-    return text;
-}
 
 // As llama.cpp does it; its own function for this is another one each month. A slot with a draft is not tiered.
 inline void clear_slot(server_slot & slot) {
@@ -48,7 +40,7 @@ public:
             return false;
         }
         if (segment == one.planes.size()) {
-            return read_window(*one.slot, first, rows, out);
+            return read_window(*one.slot, first, rows, tokens, out);
         }
         read_rows(one.planes[segment], one.cells.data() + first, rows, out);
         return true;
@@ -65,11 +57,11 @@ private:
         uint32_t equal = 0;
     };
 
-    static bool read_window(const server_slot & slot, uint32_t first, uint32_t rows, char * out) {
+    static bool read_window(const server_slot & slot, uint32_t first, uint32_t rows, const std::vector<int32_t> & tokens, char * out) {
         std::string why;
         const auto parts = parts_of(slot.ctx_tgt, why);
         const auto * cache = parts.window;
-        const auto cells = cache != nullptr ? cells_of(*cache, slot.id, first, rows) : std::vector<uint32_t>();
+        const auto cells = cache != nullptr ? cells_of(*cache, slot.id, first, rows, tokens) : std::vector<uint32_t>();
         if (cells.empty()) {
             return false; // they are gone, as rows of a window are
         }
@@ -85,9 +77,9 @@ private:
             std::string why;
             one.looked = true;
             settle(one.slot->ctx_tgt);
-            one.tokens = text_of(one.slot->prompt.tokens);
+            one.tokens = tokens_of(one.slot->prompt.tokens);
             const auto parts = parts_of(one.slot->ctx_tgt, why);
-            one.cells  = cells_of(*parts.rows, one.slot->id, 0, (uint32_t) one.tokens.size());
+            one.cells  = cells_of(*parts.rows, one.slot->id, 0, (uint32_t) one.tokens.size(), one.tokens);
             one.planes = planes_of(*parts.rows, one.slot->id, parts.has_v, why);
         }
         if (one.compared != &tokens) {
@@ -100,12 +92,22 @@ private:
     std::map<int, seen> slots_;
 };
 
-// Whether rows of the slot can be read into where they belong.
-inline bool has_places(const server_slot & slot) {
+// Whether rows of the slot can be read into where they belong. Not those of images with M-RoPE: part of one cannot be dropped.
+inline bool has_places(const server_slot & slot, const std::vector<int32_t> & tokens) {
     std::string why;
+    if (has_images(tokens, tokens.size()) && has_axes(slot.ctx_tgt)) {
+        return false;
+    }
     const auto parts = parts_of(slot.ctx_tgt, why);
     const auto planes = planes_of(*parts.rows, slot.id, parts.has_v, why);
     return !planes.empty() && std::all_of(planes.begin(), planes.end(), [](const plane & one) { return host_row(one, 0) != nullptr; });
+}
+
+// Whether the slot has a row for each of its tokens, each once.
+inline bool has_all_rows(const server_slot & slot) {
+    std::string why;
+    const auto tokens = tokens_of(slot.prompt.tokens);
+    return tokens.empty() || !cells_of(*parts_of(slot.ctx_tgt, why).rows, slot.id, 0, (uint32_t) tokens.size(), tokens).empty();
 }
 
 // Rows into a slot, behind those that it keeps. Its other rows go with the first that come. For one step: between two of
@@ -113,7 +115,8 @@ inline bool has_places(const server_slot & slot) {
 // there, too: until then the server finds all that it looks at as it was, and removes the rows by itself.
 class slot_cells : public row_sink {
 public:
-    slot_cells(server_slot & slot, const std::vector<int32_t> & prompt) : slot_(slot), prompt_(prompt) {
+    // `brought`: rows that have come in earlier steps.
+    slot_cells(server_slot & slot, const std::vector<int32_t> & prompt, uint32_t brought = 0) : slot_(slot), prompt_(prompt), goes_on_(brought > 0) {
         std::string why;
         parts_ = parts_of(slot.ctx_tgt, why);
     }
@@ -124,7 +127,7 @@ public:
         if (planes_.empty() && !prepare(first)) {
             return false;
         }
-        const auto cells = take_cells(slot_.ctx_tgt, *parts_.rows, slot_.id, first, rows, prompt_.data() + first);
+        const auto cells = take_cells(slot_.ctx_tgt, *parts_.rows, slot_.id, first, rows, prompt_);
         if (cells.empty()) {
             return false;
         }
@@ -140,9 +143,9 @@ public:
         if (planes_.empty() && !prepare(first)) {
             return {};
         }
-        const auto cells = take_cells(slot_.ctx_tgt, *parts_.rows, slot_.id, first, rows, prompt_.data() + first);
+        const auto cells = take_cells(slot_.ctx_tgt, *parts_.rows, slot_.id, first, rows, prompt_);
         if (cells.empty() || cells.back() - cells.front() + 1 != rows || !std::is_sorted(cells.begin(), cells.end())) {
-            drop_rows(*parts_.rows, slot_.id, first); // nothing was read into these; those before them may not be put yet
+            drop(first); // nothing was read into these; those before them may not be put yet
             return {};
         }
         placed_.push_back({ first, rows, cells.front() });
@@ -170,7 +173,7 @@ public:
         }
         placed_.clear(); // they were asked for in order, and those before `first` are put
         try {
-            drop_rows(*parts_.rows, slot_.id, first);
+            drop(first);
         } catch (const std::exception &) { // whoever goes on clears the slot
         }
     }
@@ -179,12 +182,12 @@ public:
     // are those of another prompt.
     bool resume(uint32_t n_tokens, const std::vector<char> & state, const std::vector<window> & windows) override {
         settle(slot_.ctx_tgt);
-        const uint32_t held = std::min(common_prefix(text_of(slot_.prompt.tokens), prompt_), n_tokens);
-        drop_rows(*parts_.rows, slot_.id, n_tokens);
+        const uint32_t held = std::min(common_prefix(tokens_of(slot_.prompt.tokens), prompt_), n_tokens);
+        drop(n_tokens);
         slot_.prompt.tokens.keep_first(held);
         auto & all = slot_.prompt.checkpoints;
         if (state.empty() ? put_windows(slot_.ctx_tgt, slot_.id, all, held, n_tokens, windows, prompt_)
-                          : put_state(slot_.ctx_tgt, slot_.id, all, held, n_tokens, state)) {
+                          : put_state(slot_.ctx_tgt, slot_.id, all, held, n_tokens, state, prompt_)) {
             return hold(n_tokens);
         }
         clear_slot(slot_);
@@ -194,25 +197,29 @@ public:
 private:
     bool prepare(uint32_t first) {
         std::string why;
-        if (!parts_.states && first > slot_.prompt.tokens.size()) {
+        const uint32_t whole = resumable(prompt_, first);
+        if ((!parts_.states && whole > slot_.prompt.tokens.size()) || (!goes_on_ && whole < first)) {
             return false; // somebody else has taken rows away
         }
         settle(slot_.ctx_tgt);
         planes_ = planes_of(*parts_.rows, slot_.id, parts_.has_v, why);
-        drop_rows(*parts_.rows, slot_.id, first);
-        slot_.prompt.tokens.keep_first(std::min<size_t>(first, slot_.prompt.tokens.size()));
+        if (!goes_on_) { // later there is nothing behind what has come, and of an image with M-RoPE all rows would go
+            drop(first);
+        }
+        slot_.prompt.tokens.keep_first(std::min<size_t>(whole, slot_.prompt.tokens.size()));
         return !planes_.empty();
     }
 
+    void drop(uint32_t from) { drop_rows(*parts_.rows, slot_.id, position_at(prompt_, from)); }
+
     bool hold(uint32_t count) { // the first tokens of the prompt
-        for (size_t i = slot_.prompt.tokens.size(); i < count; ++i) {
-            slot_.prompt.tokens.push_back(prompt_[i]);
-        }
+        add_tokens(slot_.prompt.tokens, slot_.task->tokens, prompt_, count);
         return true;
     }
 
     server_slot & slot_;
     const std::vector<int32_t> & prompt_;
+    const bool goes_on_;
     memory_parts parts_;
     std::vector<plane> planes_;
     struct placed {

@@ -12,8 +12,10 @@ from typing import Final
 
 from ollama_tiering.errors import ResultDiffers
 from ollama_tiering.launch.llama_server import Completed
+from ollama_tiering.launch.self_test.images import IMAGES, behind_images
 from ollama_tiering.launch.self_test.pair import BLOCK_TOKENS, ServerPair, blocks_of
 from ollama_tiering.launch.self_test.store import NOT_KEPT
+from ollama_tiering.models.pictures import AXES, PLAIN
 
 ROWS: Final = "rows"  # the kind without which nothing is served
 _ANSWER: Final = 8
@@ -24,7 +26,7 @@ _SHIFTED_CONTEXT, _KEPT = 512, 4
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """`kind` is what is served as stock if it fails. `run` raises."""
+    """`kind` is what is served as stock if it fails. `run` raises. `encoder`: of images."""
 
     name: str
     kind: str
@@ -32,6 +34,7 @@ class SelfCheck:
     options: Sequence[str]
     run: Callable[[ServerPair], None]
     context: int = 2048
+    encoder: str = ""
 
 
 def after_a_kill(
@@ -188,5 +191,7 @@ ALL: Final = (
     SelfCheck("windows in every other layer", "windows", "gemma2-tiny", _FLASH, _conversation),
     SelfCheck("states", "states", "lfm2-tiny", _FLASH, _conversation),
     SelfCheck("states of Mamba 2", "states", "nemotron-h-tiny", _FLASH, _conversation),
+    SelfCheck("behind images", IMAGES, "llama-tiny", _FLASH, behind_images, encoder=PLAIN),
+    SelfCheck("images, axes", IMAGES, "qwen2vl-tiny", _FLASH, behind_images, encoder=AXES),
 )  # fmt: skip
 SHORT: Final = ALL[:1]  # of a llama.cpp that is on the list

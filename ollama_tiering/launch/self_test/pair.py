@@ -19,6 +19,7 @@ from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 
 BLOCK_TOKENS: Final = 64
 _TEXT: Final = range(1, 90)  # tokens of the models that are text
+_LETTERS: Final = range(ord("A"), ord("Z") + 1)
 _NO_OWN_CACHE: Final = {"LLAMA_ARG_CACHE_RAM": "0"}
 _RESTORE: Final = {"OLLAMA_KV_TIER_GATE": "restore"}  # computing so little may be faster
 
@@ -56,6 +57,10 @@ class ServerPair:
     def text(self, count: int, *first: int) -> list[int]:
         """So many tokens, `first` among them: prompts with others part there."""
         return [*first, *(self._random.choice(_TEXT) for _ in range(count - len(first)))]
+
+    def characters(self, count: int) -> str:
+        """Text of so many tokens."""
+        return "".join(chr(self._random.choice(_LETTERS)) for _ in range(count))
 
     @contextlib.contextmanager
     def stock(self) -> Iterator[LlamaServer]:

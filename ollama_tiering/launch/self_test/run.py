@@ -75,7 +75,8 @@ class _Bench:
     def _pair(
         self, check: SelfCheck, where: str, layers: Sequence[str], backend: Path | None, place: str
     ) -> ServerPair:
-        options = (*_ONE_THREAD, "-c", str(check.context), *layers, *check.options)
+        encoder = ("--mmproj", str(self.models[_encoder(check)])) if check.encoder else ()
+        options = (*_ONE_THREAD, "-c", str(check.context), *layers, *check.options, *encoder)
         own = Path(tempfile.mkdtemp(dir=self.folder))
         servers = (self.installed, self.tree, self.models[check.shape], options, own, self.store)
         return ServerPair(f"{check.name}, {where}, {own.name}", *servers, backend, place)
@@ -163,21 +164,32 @@ def _require_same_bits_on_gpus(
 
 
 def _models(folder: Path, wanted: Iterable[SelfCheck]) -> dict[str, Path]:
-    make_model, make_shape = _makers()
+    """By shape; of encoders of images, too."""
+    make_model, make_shape, make_projector = _makers()
     folder.mkdir()
     made: dict[str, Path] = {}
-    for shape in dict.fromkeys(check.shape for check in wanted):
-        made[shape] = folder / f"{shape}.gguf"
-        make_model(make_shape(shape), made[shape])
+    for check in wanted:
+        if check.shape not in made:
+            made[check.shape] = folder / f"{check.shape}.gguf"
+            make_model(make_shape(check.shape), made[check.shape])
+        if check.encoder:
+            made[_encoder(check)] = folder / f"{_encoder(check)}.gguf"
+            width = make_shape(check.shape).embd
+            make_projector(made[_encoder(check)], check.encoder, width)
     return made
 
 
-def _makers() -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _encoder(check: SelfCheck) -> str:
+    return f"{check.encoder}-{check.shape}"
+
+
+def _makers() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
     """They need an extra, and `up` imports this. MissingTool where a package of it is broken."""
     try:
         from ollama_tiering.models.make import make_model
+        from ollama_tiering.models.projector import make_projector
         from ollama_tiering.models.shapes import make_shape
     except ImportError as error:
         hint = extras.lacking("models").hint
         raise MissingTool(f"self-test: a test model cannot be made: {error}", hint=hint) from None
-    return make_model, make_shape
+    return make_model, make_shape, make_projector

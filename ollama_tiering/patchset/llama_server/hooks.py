@@ -13,6 +13,7 @@ SERVER: Final = "tools/server"
 OURS: Final = f"{SERVER}/kvt"  # where our sources go
 CMAKE: Final = f"{SERVER}/CMakeLists.txt"
 CONTEXT: Final = f"{SERVER}/server-context.cpp"
+COMMON: Final = f"{SERVER}/server-common.cpp"
 INCLUDED: Final = "kvt.cmake"
 
 HOOKS: Final = (
@@ -90,11 +91,25 @@ HOOKS: Final = (
         Spot.AFTER,
         r"\g<indent>    if (kv_tier.step(slots, params_base, prompt_cache)) { return; }",
     ),
+    Anchored(
+        *(COMMON, "the include for images"),
+        r'#include "mtmd-helper\.h"',
+        Spot.AFTER,
+        '#include "kvt_named.h"',
+    ),
+    Anchored(
+        *(COMMON, "the names of images"),
+        r"(?P<indent> *)auto bitmaps_c_ptr = bitmaps\.c_ptr\(\);",
+        Spot.BEFORE,
+        r"\g<indent>if (!is_placeholder) "
+        r"{ kvt::name_images(bitmaps, files, prompt, get_media_marker()); }",
+    ),
 )
 
 _CACHE: Final = "src/llama-kv-cache.h"
 _CELLS: Final = "src/llama-kv-cells.h"
 _TASK: Final = f"{SERVER}/server-task.h"
+_TOKENS: Final = f"{SERVER}/server-common.h"
 
 NEEDED: Final = (
     NeededText(
@@ -181,4 +196,18 @@ NEEDED: Final = (
     NeededText(_TASK, "the slot of a slot's file", r"^ +int id_slot;"),
     NeededText(_TASK, "an empty task", r"SERVER_TASK_TYPE_NEXT_RESPONSE"),
     NeededText(_TASK, "n_cache_reuse", r"n_cache_reuse"),
+    NeededText(
+        *(_TOKENS, "server_tokens::find_chunk"),
+        r"const mtmd::input_chunk_ptr & find_chunk\(size_t idx\) const;",
+    ),
+    NeededText(
+        *(_TOKENS, "server_tokens::push_back of an image"),
+        r"void push_back\(const mtmd_input_chunk \* chunk\);",
+    ),
+    NeededText(
+        *("tools/mtmd/mtmd.h", "mtmd_image_tokens_get_decoder_pos"),
+        r"mtmd_image_tokens_get_decoder_pos\(const mtmd_image_tokens \* \w+, llama_pos pos_0,",
+    ),
+    NeededText("common/common.h", "mtmd_batch_max_tokens", r"^ +int mtmd_batch_max_tokens\b"),
+    NeededText("common/common.h", "image_max_tokens", r"^ +int image_max_tokens\b"),
 )

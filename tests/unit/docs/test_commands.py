@@ -44,6 +44,7 @@ _OF_OTHERS = {
     "-kvu",
     "-np",
     "--cache-reuse",
+    "--mmproj",
     "--mutants",
     "--no-op-offload",
     "--no-repack",

@@ -66,7 +66,10 @@ def test_what_is_compiled_and_how_it_is_linked(fakes: Fakes) -> None:
     }
     ours = {path.name for path in built.default_sources().rglob("*.cpp")}
     made = {"ui.cpp", "kvt_linked_table.cpp"}
-    assert compiled == {"server.cpp", "server-context.cpp", "httplib.cpp"} | made | ours
+    assert (
+        compiled
+        == {"server.cpp", "server-common.cpp", "server-context.cpp", "httplib.cpp"} | made | ours
+    )
     (link,) = [line for line in calls if line.startswith("-shared ")]
     assert "-Wl,-z,defs -Wl,-z,now" in link
     assert f"{fakes.installation.lib}/libllama.so" in link

@@ -12,7 +12,7 @@ import pytest
 
 from ollama_tiering.errors import PatchConflict, UsageError
 from ollama_tiering.patchset.llama_server.anchors import Anchored, Spot, place
-from ollama_tiering.patchset.llama_server.hooks import CMAKE, CONTEXT, HOOKS, NEEDED, OURS
+from ollama_tiering.patchset.llama_server.hooks import CMAKE, COMMON, CONTEXT, HOOKS, NEEDED, OURS
 from ollama_tiering.patchset.llama_server.tree import patch_tree
 
 SOURCES = Path(__file__).parents[3] / "llama_server" / "src"
@@ -78,6 +78,24 @@ void server_context::start_loop() {
     impl->queue_tasks.start_loop(params.sleep_idle_seconds * 1000);
 }
 """,
+    COMMON: """\
+#include "mtmd.h"
+#include "mtmd-helper.h"
+
+server_tokens process_mtmd_prompt(mtmd_context * mctx, bool is_placeholder) {
+    mtmd::bitmaps bitmaps;
+    auto bitmaps_c_ptr = bitmaps.c_ptr();
+    return tokenized(bitmaps_c_ptr);
+}
+""",
+    "tools/server/server-common.h": """\
+    const mtmd::input_chunk_ptr & find_chunk(size_t idx) const;
+    void push_back(const mtmd_input_chunk * chunk);
+""",
+    "tools/mtmd/mtmd.h": """\
+MTMD_API struct mtmd_decoder_pos
+    mtmd_image_tokens_get_decoder_pos(const mtmd_image_tokens * image, llama_pos pos_0, size_t i);
+""",
     "src/llama-kv-cache.h": """\
     const llama_kv_cells & get_cells(llama_seq_id seq_id) const;
     std::vector<uint32_t> get_layer_ids() const;
@@ -119,6 +137,8 @@ struct common_params {
     bool no_op_offload  = false;
     bool no_extra_bufts = false;
     bool no_host        = false;
+    int image_max_tokens = -1;
+    int mtmd_batch_max_tokens = 1024;
 };
 """,
     "common/build-info.h": "const char * llama_build_info(void);\n",
@@ -173,9 +193,15 @@ def test_every_line_stands_beside_its_anchor(tree: Path) -> None:
     assert "kv_tier.before_prompt(slot);\n            n_past = " in text
     assert "void destroy() {\n        kv_tier.before_end(slots);\n        llama_init" in text
     assert "* 1000);\n    impl->kv_tier.before_end(impl->slots);\n}" in text
+    common = (tree / COMMON).read_text()
+    assert '#include "mtmd-helper.h"\n#include "kvt_named.h"\n' in common
+    named = "kvt::name_images(bitmaps, files, prompt, get_media_marker()); }"
+    assert f"    if (!is_placeholder) {{ {named}\n    auto bitmaps_c_ptr" in common
     step = "if (kv_tier.step(slots, params_base, prompt_cache)) { return; }"
     assert f"void update_slots() {{\n        {step}\n" in text
-    assert len(added(tree, CONTEXT)) == len(HOOKS) - 1 + 1  # an empty line below the include
+    lines = sum(hook.path == CONTEXT for hook in HOOKS)
+    assert len(added(tree, CONTEXT)) == lines + 1  # an empty line below the include
+    assert len(added(tree, COMMON)) == 2
     assert added(tree, CMAKE) == ["include(${CMAKE_CURRENT_SOURCE_DIR}/kvt/kvt.cmake)"]
 
 

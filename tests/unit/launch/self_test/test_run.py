@@ -211,7 +211,11 @@ class Whole:
         monkeypatch.setattr(run, "require_same_devices", lambda *_: [])
         monkeypatch.setattr(run, "TrialStore", lambda _folder: contextlib.nullcontext())
         monkeypatch.setattr(
-            run, "_models", lambda *_: dict.fromkeys((c.shape for c in ALL), tmp_path)
+            run,
+            "_models",
+            lambda *_: dict.fromkeys(
+                (name for c in ALL for name in (c.shape, run._encoder(c))), tmp_path
+            ),
         )
         made = [SelfCheck(c.name, c.kind, c.shape, c.options, self._check(c.name)) for c in ALL]
         monkeypatch.setattr(checks, "ALL", made)
