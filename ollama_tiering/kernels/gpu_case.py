@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from ollama_tiering.errors import TieringError
-from ollama_tiering.kernels import check, gpu_bench, gpu_predicted, nvrtc
+from ollama_tiering.kernels import check, gpu_bench, nvrtc
 from ollama_tiering.kernels.binding import PaError
 from ollama_tiering.kernels.check_gpu import Gpu, alignment
 from ollama_tiering.kernels.gpu import instance_of
@@ -58,7 +58,6 @@ def compared(problem: Problem, name: str) -> Case:
             **row.as_json(),
             "registers": {r.kernel: r.registers for r in image.resources()},
             "spilled": [r.kernel for r in spilled],
-            "blocks": gpu_predicted.resident(instance, device.arch),
         }
 
     return run

@@ -12,7 +12,7 @@ from scripts.gpuday import kernels
 from scripts.gpuday.steps import DONE, FAILED, LACKING, Day, Outcome
 
 DAY = Day(Path("out"), Path("work"))
-RATIO = {"bound": 0.7, "at_least": True, "predicted": None}
+RATIO = {"bound": 0.7, "at_least": True}
 LINES = [
     {"case": "GPU", "ok": True},
     {"case": "a", "ok": True, "ratios": [
