@@ -149,7 +149,7 @@ RECORDS = (
     Record("sidecar-rpc.md", "the sidecar's transport: thread pool or asyncio", "each other",
            "scripts/bench_sidecar_rpc.py", 1, settled="6b62c8c"),
     Record("engine-socket.md", "look-ups on the engine socket", "the same through gRPC; a bound",
-           "python -m measure.engine_socket", 3),
+           "python -m measure.engine_socket", 3, settled="d73c15f"),
     Record("llama-server.md", "llama-server: a conversation goes on after its slot was lost",
            "computed anew; its slot's file; its own --cache-ram",
            f"python -m measure.llama_server --program {LLAMA_SERVER}/build/bin/llama-server "
