@@ -1,6 +1,6 @@
 """Maintainer: writes docs/commands.md, docs/models.md, the tables of settings in
-docs/configuration.md, and of docs/long-context.md the tables and whether this version has what it
-describes.
+docs/configuration.md, and of docs/attention/long-context.md the tables and whether this version has
+what it describes.
 
     make docs
 
@@ -22,7 +22,8 @@ from ollama_tiering import errors
 from ollama_tiering.cli import COMMANDS, cli
 from ollama_tiering.config import SETTINGS
 from ollama_tiering.config.words import MEANINGS, default_in_words
-from scripts import long_context_page, models_page
+from scripts import models_page
+from scripts.attention import long_context_page
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- begin: made by `make docs` -->", "<!-- end: made by `make docs` -->"

@@ -94,7 +94,7 @@ def exactness() -> dict[str, Case]:
 
 
 def bandwidths() -> dict[str, Case]:
-    """The bounds of docs/kernels-cuda.md."""
+    """The bounds of docs/attention/kernels-cuda.md."""
     cases: dict[str, Case] = {"rates": rates}
     for group in (1, 4, 5, 8):
         for n_cells in (8192, 32768, 131072):

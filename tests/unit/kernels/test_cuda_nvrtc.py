@@ -107,7 +107,7 @@ def test_the_kernel_that_only_reads_compiles(compiler: nvrtc.Compiler) -> None:
 )
 @pytest.mark.parametrize("arch", nvrtc.ARCHS)
 def test_every_instance_compiles_without_spills(compiler: nvrtc.Compiler, arch: int) -> None:
-    from scripts.cuda_resources import INSTANCES
+    from scripts.attention.cuda_resources import INSTANCES
 
     spilling = [
         (str(instance), used)
