@@ -25,7 +25,7 @@ fuzz-lies: # a sidecar's lies to llama-server's library, under sanitizers: some 
 fuzz-csrc:
 	./scripts/test-csrc fuzz 1000000
 mutants-csrc: # each rule of the exact order broken in turn: a test has to fail; a few minutes
-	./scripts/mutants-csrc
+	./scripts/attention/mutants-csrc
 flips:
 	TIERING_FLIPS=10000 .venv/bin/python -m pytest -q -s -p no:cacheprovider --timeout 0 tests/fuzz/test_flips.py
 llama-server: # with the tiering, and without: make llama-server SOURCE=version-sdist-or-folder FOLDER=where; 6 minutes

@@ -112,8 +112,9 @@ def cross_build(cpu: str, report: Report) -> Path:
 
 
 def kernels_test(cpu: str) -> Path:
-    """A program that compares the kernels with docs/exact.md's own program, bit for bit. They are
-    compiled as in Ollama, which lets the compiler fuse products into sums; the rest is not.
+    """A program that compares the kernels with docs/attention/exact.md's own program, bit for bit.
+    They are compiled as in Ollama, which lets the compiler fuse products into sums; the rest is
+    not.
     """
     folder, csrc = HERE / f"exact-{cpu}", REPO / "csrc"
     folder.mkdir(parents=True, exist_ok=True)

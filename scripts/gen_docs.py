@@ -1,6 +1,6 @@
 """Maintainer: writes docs/commands.md, docs/models.md, the tables of settings in
-docs/configuration.md, the table of predictions in docs/kernels.md, and of docs/long-context.md the
-tables and whether this version has what it describes.
+docs/configuration.md, and of docs/attention/long-context.md the tables and whether this version has
+what it describes.
 
     make docs
 
@@ -22,7 +22,8 @@ from ollama_tiering import errors
 from ollama_tiering.cli import COMMANDS, cli
 from ollama_tiering.config import SETTINGS
 from ollama_tiering.config.words import MEANINGS, default_in_words
-from scripts import cuda_model_page, long_context_page, models_page
+from scripts import models_page
+from scripts.attention import long_context_page
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- begin: made by `make docs` -->", "<!-- end: made by `make docs` -->"
@@ -55,12 +56,11 @@ _CODES = """\
 
 def pages() -> dict[Path, str]:
     """Every page that is made, or partly so, with the content it must have."""
-    settings, kernels = ROOT / "docs/configuration.md", ROOT / "docs/kernels.md"
+    settings = ROOT / "docs/configuration.md"
     return {
         ROOT / "docs/commands.md": commands_page(),
         ROOT / "docs/models.md": models_page.page(),
         settings: _between_marks(settings, settings_tables()),
-        kernels: _between_marks(kernels, cuda_model_page.table()),
         long_context_page.PAGE: _between_marks(long_context_page.PAGE, *long_context_page.parts()),
     }
 

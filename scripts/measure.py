@@ -73,22 +73,23 @@ class Record:
 
 
 _ONCE = {  # a record keeps the command of its day
-    "tiering bench store": "store",
-    "tiering bench attention": "attention",
-    "tiering bench overhead": "overhead",
-    "tiering bench peers": "peers",
-    "scripts/bench_engine_socket.py": "engine_socket",
-    "scripts/bench_llama_server.py": "llama_server_loop",
-    "scripts/measure_llama_server.py": "llama_server",
-    "scripts/measure_first_run.py": "first_run",
+    "tiering bench store": "python -m measure.store",
+    "tiering bench attention": "python -m measure.attention",
+    "tiering bench overhead": "python -m measure.overhead",
+    "tiering bench peers": "python -m measure.peers",
+    "scripts/bench_engine_socket.py": "measure.engine_socket",
+    "scripts/bench_llama_server.py": "python -m measure.llama_server_loop",
+    "scripts/cuda_resources.py": "scripts/attention/cuda_resources.py",
+    "scripts/measure_llama_server.py": "python -m measure.llama_server",
+    "scripts/measure_first_run.py": "python -m measure.first_run",
 }
 
 
 def _parts(command: str) -> list[str]:
     """By the names of today, and without what changes no figure."""
-    for once, module in _ONCE.items():
-        if command.startswith(f"{once} "):
-            command = f"python -m measure.{module}{command.removeprefix(once)}"
+    for once, now in _ONCE.items():
+        if f"{command} ".startswith(f"{once} "):
+            command = now + command.removeprefix(once)
     return [part for part in shlex.split(command) if part != "-q"]
 
 
@@ -149,7 +150,7 @@ RECORDS = (
     Record("sidecar-rpc.md", "the sidecar's transport: thread pool or asyncio", "each other",
            "scripts/bench_sidecar_rpc.py", 1, settled="6b62c8c"),
     Record("engine-socket.md", "look-ups on the engine socket", "the same through gRPC; a bound",
-           "python -m measure.engine_socket", 3),
+           "measure.engine_socket", 3, settled="d73c15f"),
     Record("llama-server.md", "llama-server: a conversation goes on after its slot was lost",
            "computed anew; its slot's file; its own --cache-ram",
            f"python -m measure.llama_server --program {LLAMA_SERVER}/build/bin/llama-server "
@@ -172,7 +173,7 @@ RECORDS = (
     Record("attention-limits.md", "decode beside what limits it", _ATTENTION,
            "python -m measure.attention --only decode,quant --rounds 3", 15),
     Record("cuda-resources.md", "what the CUDA kernels use, by the assembler", "no spills",
-           "scripts/cuda_resources.py", 30, writes_by_itself=True),
+           "scripts/attention/cuda_resources.py", 30, writes_by_itself=True),
 )  # fmt: skip
 
 _INTRODUCTION = """\

@@ -62,9 +62,11 @@ def touched(root: Path, paths: Iterable[str]) -> list[str]:
 
 
 def support(root: Path, file: str) -> set[str]:
-    """The file and the conftest.py beside it, what these import from `tests`, and so on."""
+    """The file, each conftest.py in its folder and above, what these import from `tests`, and so
+    on.
+    """
     seen: set[str] = set()
-    todo = [file, str(PurePosixPath(file).with_name("conftest.py"))]
+    todo = [file, *(str(folder / "conftest.py") for folder in PurePosixPath(file).parents)]
     while todo:
         path = todo.pop()
         if path not in seen and (root / path).is_file():

@@ -21,40 +21,40 @@ ENV_TOUCHED = "TIERING_TEST_TOUCHED"
 
 _GO = ("patches/hooks/", "patches/overlay/kvcache/", "patches/overlay/runner/ollamarunner/")
 _TIERING = (*_GO, "patches/overlay/kvtier/")
-_SHIM = ("csrc/shim/", "ollama_tiering/patchset/shim.py", "tests/fakegpu/")
-_DEVICE = (*_SHIM, "patches/overlay/ml/", "patches/hooks/", "tests/engine/op/")
+_SHIM = ("csrc/shim/", "ollama_tiering/patchset/shim.py", "tests/attention/fakegpu/")
+_DEVICE = (*_SHIM, "patches/overlay/ml/", "patches/hooks/", "tests/engine/attention/op/")
 _PAGED = (*_DEVICE, *_GO, "patches/overlay/kvpaged/", "patches/overlay/llm/")
 _CUDA = ("csrc/cuda/", "csrc/emulate/", "csrc/include/")
-_EXACT = (*_SHIM, *_CUDA, "ollama_tiering/kernels/images.py", "tests/engine/op/")
+_EXACT = (*_SHIM, *_CUDA, "ollama_tiering/kernels/images.py", "tests/engine/attention/op/")
 _SIDECAR = ("ollama_tiering/protocol/", "ollama_tiering/sidecar/", "ollama_tiering/store/")
 _COMMANDS = (
     *("ollama_tiering/cli/", "ollama_tiering/config/", "ollama_tiering/launch/"),
     "ollama_tiering/system/",
 )
 _PROCESSORS = (
-    *("ollama_tiering/patchset/processor.py", "patches/hooks/ggml/"),
+    *("ollama_tiering/patchset/processor.py", "patches/hooks/attention/"),
     "patches/overlay/ml/backend/ggml/ggml/",
 )
 
 TURNS = {
-    "tests/engine/test_attention.py": (
+    "tests/engine/attention/test_attention.py": (
         *("csrc/include/", "csrc/src/", "patches/overlay/exactattn/", "patches/overlay/ml/"),
-        *("patches/hooks/", "tests/engine/op/"),
+        *("patches/hooks/", "tests/engine/attention/op/"),
     ),
-    "tests/engine/test_exact_cuts.py": _EXACT,
-    "tests/engine/test_exact_op.py": _EXACT,
-    "tests/engine/test_exact_paged.py": (*_EXACT, *_PAGED),
-    "tests/engine/test_exact_ring.py": _EXACT,
-    "tests/engine/test_exact_ring_paged.py": (*_EXACT, *_PAGED),
-    "tests/engine/test_fake_gpu.py": _DEVICE,
-    "tests/engine/test_fake_gpu_tiering.py": (*_DEVICE, *_TIERING),
-    "tests/engine/test_paged.py": _PAGED,
-    "tests/engine/test_paged_batches.py": _PAGED,
-    "tests/engine/test_paged_mirror.py": _PAGED,
-    "tests/engine/test_paged_plan.py": _PAGED,
-    "tests/engine/test_paged_slots.py": (*_PAGED, *_TIERING),
+    "tests/engine/attention/test_exact_cuts.py": _EXACT,
+    "tests/engine/attention/test_exact_op.py": _EXACT,
+    "tests/engine/attention/test_exact_paged.py": (*_EXACT, *_PAGED),
+    "tests/engine/attention/test_exact_ring.py": _EXACT,
+    "tests/engine/attention/test_exact_ring_paged.py": (*_EXACT, *_PAGED),
+    "tests/engine/attention/test_fake_gpu.py": _DEVICE,
+    "tests/engine/attention/test_fake_gpu_tiering.py": (*_DEVICE, *_TIERING),
+    "tests/engine/attention/test_paged.py": _PAGED,
+    "tests/engine/attention/test_paged_batches.py": _PAGED,
+    "tests/engine/attention/test_paged_mirror.py": _PAGED,
+    "tests/engine/attention/test_paged_plan.py": _PAGED,
+    "tests/engine/attention/test_paged_slots.py": (*_PAGED, *_TIERING),
     "tests/engine/test_replay.py": _TIERING,
-    "tests/engine/test_shim_library.py": (*_SHIM, "csrc/tests/shim/"),
+    "tests/engine/attention/test_shim_library.py": (*_SHIM, "csrc/tests/shim/"),
     "tests/engine/test_storm.py": _TIERING,
     "tests/fault/test_abuse.py": _SIDECAR,
     "tests/fault/test_dead_disk.py": _SIDECAR,
@@ -76,11 +76,14 @@ TURNS = {
     "tests/unit/measure/test_store.py": ("measure/",),
     "tests/unit/kernels/test_cuda_emulation.py": (*_CUDA, "csrc/reference/", "csrc/tests/cuda/"),
     "tests/unit/kernels/test_cuda_fake.py": (
-        *(*_CUDA, "csrc/tests/cuda/", "ollama_tiering/kernels/", "tests/gpu/"),
+        *(*_CUDA, "csrc/tests/cuda/", "ollama_tiering/kernels/", "tests/attention/gpu/"),
     ),
 }
 ONE_CASE = {
-    "tests/integration/test_amx.py": ("ollama_tiering/patchset/processor.py", "tests/amx/"),
+    "tests/integration/test_amx.py": (
+        "ollama_tiering/patchset/processor.py",
+        "tests/attention/amx/",
+    ),
     "tests/integration/test_arm_processors.py": _PROCESSORS,
     "tests/integration/test_processors.py": _PROCESSORS,
 }

@@ -22,7 +22,7 @@ template <class I> struct Kernels {
     using Narrow = MmaTile<I, false>;
     using Wide = MmaTile<I, true>;
     // Sums in the state are cut off towards zero at every step, which adds up: with the published models of the chips'
-    // rounding 4e-5 after 8192 cells of a warp, twice that after 16384 (docs/kernels-cuda.md). sm_75 cuts coarser.
+    // rounding 4e-5 after 8192 cells of a warp, twice that after 16384 (docs/attention/kernels-cuda.md). sm_75 cuts coarser.
     static constexpr int kMostCells = I::kArch < 80 ? 4096 : 8192;
     static constexpr int kNarrowThreads = Narrow::kThreads;
     static constexpr int kWideThreads = kMma ? Wide::kThreads : FmaTile<I>::kThreads;

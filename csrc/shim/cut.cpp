@@ -2,7 +2,7 @@
 // the GPU alone: never from where K/V lie, from num_ctx, or from how large a batch may be.
 //
 //   split  cells that one block sums, 4096 at the most: then tensor cores that round towards zero stay within the bound on
-//          the error, on every GPU and for heads of every size (docs/kernels-cuda.md, kMostCells of kernels.cuh)
+//          the error, on every GPU and for heads of every size (docs/attention/kernels-cuda.md, kMostCells of kernels.cuh)
 //   round  as many splits as there are states; those of the next round join them, one after the other
 //   piece  some consecutive splits of a round, which a launch attends by itself; changes no sum, so it may follow from
 //          where K/V lie

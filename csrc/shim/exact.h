@@ -1,4 +1,4 @@
-// Engine 2 (OLLAMA_PAGED_ENGINE=exact): csrc's own kernels (docs/kernels-cuda.md) compute attention in the place of the
+// Engine 2 (OLLAMA_PAGED_ENGINE=exact): csrc's own kernels (docs/attention/kernels-cuda.md) compute attention in the place of the
 // stock library's. Paged layers are copied piece by piece and attended there (pieces.cpp); hot ones are attended where they
 // lie. Both, so that where a layer's K/V lie changes no bit of any row.
 //

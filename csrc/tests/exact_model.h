@@ -1,4 +1,4 @@
-// docs/exact.md as a program: plain loops, std::fma, no vectors, and nothing of the kernels.
+// docs/attention/exact.md as a program: plain loops, std::fma, no vectors, and nothing of the kernels.
 #pragma once
 #include "paged_attn/paged_attn.h"
 

@@ -1,4 +1,4 @@
-// The kernels against docs/exact.md's own program, bit for bit. The `scalar` kernels round products by themselves and are
+// The kernels against docs/attention/exact.md's own program, bit for bit. The `scalar` kernels round products by themselves and are
 // left out.
 #include "tests/exact_model.h"
 #include "tests/problem.h"

@@ -295,8 +295,9 @@ def _properties(runner: pb.RunnerReport) -> Iterator[str]:
 
 
 def _tier_name(tier: adm.TierStat) -> str:
-    names = {1: "ram", 2: "local", 3: "remote"}
-    return names.get(tier.tier, "unknown")
+    from ollama_tiering.protocol.tier_names import tier_name
+
+    return tier_name(tier.tier)
 
 
 def _damaged(tier: adm.TierStat) -> str:

@@ -20,7 +20,6 @@ CAPTURE_THREAD_LOCAL: Final = 1  # only this thread's unsafe calls end a capture
 # cuda.h's CUdevice_attribute
 ATTRIBUTES: Final = {
     "multiprocessors": 16,
-    "clock_khz": 13,
     "memory_clock_khz": 36,
     "memory_bus_bits": 37,
     "l2_bytes": 38,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ollama_tiering.kernels import gpu_predicted, nvrtc
-from ollama_tiering.kernels.gpu import GpuAttention, GpuRows, instance_of
+from ollama_tiering.kernels import nvrtc
+from ollama_tiering.kernels.gpu import GpuAttention, GpuRows
 from ollama_tiering.kernels.gpu_device import GpuArray, GpuDevice
 from ollama_tiering.kernels.gpu_ring import ColdRun, GpuRing
 from ollama_tiering.kernels.shape import Shape
@@ -52,7 +52,6 @@ class BoundedRatio:
     value: float
     bound: float
     at_least: bool  # else at most
-    predicted: float | None = None  # by gpu_model.py; no bound
 
     @property
     def holds(self) -> bool:
@@ -162,17 +161,7 @@ def hot_decode(
     rate = n_layers * n_cells * sizes.cell_bytes / seconds
     how = f"{', positions' if masked else ''}{', tensor cores' if tensor_cores else ''}"
     name = f"VRAM decode, G={group}, {n_cells} keys{how}"
-    predicted = None
-    if not tensor_cores:  # the model is of pa_decode
-        predicted = gpu_predicted.share(
-            device,
-            instance_of(shape, 16),
-            group=group,
-            n_cells=n_cells,
-            n_kv_head=sizes.n_kv_head,
-            rate=read_rate,
-        )
-    return BoundedRatio(f"{name}: rate / read", rate / read_rate, 0.70, True, predicted)
+    return BoundedRatio(f"{name}: rate / read", rate / read_rate, 0.70, at_least=True)
 
 
 def overlapped(

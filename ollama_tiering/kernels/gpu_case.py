@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from ollama_tiering.errors import TieringError
-from ollama_tiering.kernels import check, gpu_bench, gpu_predicted, nvrtc
+from ollama_tiering.kernels import check, gpu_bench, nvrtc
 from ollama_tiering.kernels.binding import PaError
 from ollama_tiering.kernels.check_gpu import Gpu, alignment
 from ollama_tiering.kernels.gpu import instance_of
@@ -58,7 +58,6 @@ def compared(problem: Problem, name: str) -> Case:
             **row.as_json(),
             "registers": {r.kernel: r.registers for r in image.resources()},
             "spilled": [r.kernel for r in spilled],
-            "blocks": gpu_predicted.resident(instance, device.arch),
         }
 
     return run
@@ -95,7 +94,7 @@ def exactness() -> dict[str, Case]:
 
 
 def bandwidths() -> dict[str, Case]:
-    """The bounds of docs/kernels-cuda.md."""
+    """The bounds of docs/attention/kernels-cuda.md."""
     cases: dict[str, Case] = {"rates": rates}
     for group in (1, 4, 5, 8):
         for n_cells in (8192, 32768, 131072):

@@ -91,16 +91,11 @@ def _said(line: Line) -> Iterator[str]:
         yield f"{1e3 * line['seconds']:.3f} ms"
         registers = line["registers"]
         yield "registers " + " ".join(f"{name[3:]} {n}" for name, n in sorted(registers.items()))
-        if blocks := line.get("blocks"):
-            each = " ".join(f"{name[3:]} {n}" for name, n in sorted(blocks.items()))
-            yield f"blocks per multiprocessor {each}"
         if line["spilled"]:
             yield f"SPILLS: {', '.join(line['spilled'])}"
     for ratio in line.get("ratios", ()):
         sign = "≥" if ratio["at_least"] else "≤"
-        predicted = ratio.get("predicted")
-        beside = "" if predicted is None else f", predicted {predicted:.2f}"
-        yield f"{ratio['name']} {ratio['value']:.3f} ({sign} {ratio['bound']:.2f}{beside})"
+        yield f"{ratio['name']} {ratio['value']:.3f} ({sign} {ratio['bound']:.2f})"
     for name, value in line.items():
         if name.endswith("_bytes_per_s"):
             yield f"{name.removesuffix('_bytes_per_s')} {value / 1e9:.1f} GB/s"

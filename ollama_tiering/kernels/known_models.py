@@ -1,8 +1,8 @@
 """What a token's K/V takes in models that many people run, and the attention that serves them.
 
 Geometry as the makers' configurations say it. Which kernels are compiled ahead (images.py) and the
-tables of docs/long-context.md are made from this list; the models that models/shapes.py can make
-are the same there, which a test compares.
+tables of docs/attention/long-context.md are made from this list; the models that models/shapes.py
+can make are the same there, which a test compares.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class DenseMask:
     """`values` f16 [n_q, n_cells] are added to the logits; -inf or <= -65504 hides the cell.
 
     `cell_pos` int32 [n_cells], on the CPU only: the order of the sums, whose last bits then do
-    not depend on where cells lie (docs/exact.md). None: the order of the cells.
+    not depend on where cells lie (docs/attention/exact.md). None: the order of the cells.
     """
 
     values: NDArray[np.float16]

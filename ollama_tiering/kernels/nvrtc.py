@@ -14,7 +14,6 @@ import hashlib
 import importlib.util
 import os
 import re
-import struct
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -40,7 +39,6 @@ ARCHS = (
 )  # NVRTC 12.9's, of the compute capabilities that matter
 LIBRARIES = ("libnvrtc.so.12", "libnvrtc.so.13")
 WHEELS = ("cuda_nvrtc", "cu13")
-IMAGE_VERSION = 2  # kImageVersion of csrc/cuda/problem.h
 KERNELS = ("pa_decode", "pa_narrow", "pa_wide", "pa_combine", "pa_bounds")
 
 
@@ -91,38 +89,12 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class Launch:
-    """How a kernel is launched: rows (queries x heads of a group), threads and shared memory of a
-    block."""
-
-    rows: int
-    threads: int
-    shared_bytes: int
-
-
-@dataclass(frozen=True)
 class Image:
     cubin: bytes  # or PTX, for a chip that NVRTC does not know
     log: str  # the assembler's report
 
     def resources(self) -> list[Resources]:
         return parse_resources(self.log)
-
-    def launches(self, instance: Instance, arch: int) -> dict[str, Launch]:
-        """What the image says of its own kernels: `pa_image` (csrc/cuda/problem.h), found by the
-        numbers that it begins with. Kernels that the image does not have are left out."""
-        types = [int(Dtype[t.upper()]) for t in (instance.k_type, instance.v_type)]
-        begin = [IMAGE_VERSION, arch, instance.d_k, instance.d_v, *types, instance.align]
-        at = self.cubin.find(struct.pack(f"<{len(begin)}i", *begin))
-        if at < 0:
-            raise NvrtcError(f"the image for {instance}, sm_{arch}, does not say what it holds")
-        numbers = struct.unpack_from("<11i", self.cubin, at + 4 * len(begin))
-        found = {
-            name: Launch(*numbers[3 * i : 3 * i + 3])
-            for i, name in enumerate(("pa_decode", "pa_narrow", "pa_wide"))
-        }
-        found["pa_combine"] = Launch(1, *numbers[9:])
-        return {name: launch for name, launch in found.items() if launch.rows}
 
 
 def source_digest() -> str:

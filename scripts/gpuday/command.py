@@ -34,7 +34,7 @@ GROUPS = (
     (Step("tiering", "asking", "restored into hot and pinned layers", 240, 60, _OLLAMA),),
     (Step("graphs", "asking", "CUDA graphs, nothing paged", 300, 90, ("stock",)),),
     (Step("kernels", "kernels", "csrc's kernels: `tiering kernel report`", 500, 120, _CSRC),),
-    (Step("suite", "kernels", "csrc's kernels: tests/gpu", 300, 60, _CSRC),),
+    (Step("suite", "kernels", "csrc's kernels: tests/attention/gpu", 300, 60, _CSRC),),
     (Step("sanitizer", "kernels", "csrc's kernels: compute-sanitizer", 120, 40, _CSRC),),
 )  # fmt: skip
 STEPS = [step for group in GROUPS for step in group]

@@ -82,10 +82,10 @@ def worst(lines: Sequence[Line]) -> dict[str, float | None]:
 
 
 def suite(_day: Day) -> Outcome:
-    """tests/gpu, without its bandwidths, which `kernels` has."""
+    """tests/attention/gpu, without its bandwidths, which `kernels` has."""
     # plugins of that Python may warn, which is not ours to fail for
     words = ("-q", "-p", "no:cacheprovider", "-m", "gpu", "-W", "default", "-k", "not bandwidth")
-    done = _run(sys.executable, "-m", "pytest", *words, "tests/gpu")
+    done = _run(sys.executable, "-m", "pytest", *words, "tests/attention/gpu")
     last = _last(done)
     if done.returncode == 0 and "passed" in last:
         return Outcome(DONE, [f"`{last}`"])

@@ -9,11 +9,17 @@ import errno
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ollama_tiering.store.block.blockfile import buffer_reader
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.tiers.contract import FirstGuess, StoredBlock, TempBlock, TierKind
+from ollama_tiering.store.tiers.contract import (
+    FirstGuess,
+    StoredBlock,
+    TempBlock,
+    Tier,
+    TierKind,
+)
 
 Place = tuple[NamespaceId, BlockKey]
 
@@ -37,12 +43,9 @@ class ToyTemp:
     namespace: NamespaceId
     key: BlockKey
     data: bytearray
+    file_bytes: int
     path: Path | None = None
     grown_bytes: int = 0
-
-    @property
-    def file_bytes(self) -> int:
-        return len(self.data)
 
     def write_at(self, offset: int, data: Any) -> None:
         view = memoryview(data).cast("B")
@@ -81,7 +84,7 @@ class ToyTier:
     def create(self, namespace: NamespaceId, key: BlockKey, file_bytes: int) -> ToyTemp:
         if file_bytes > self.capacity_bytes:
             raise OSError(errno.ENOSPC, "no space left in the drawer")
-        return ToyTemp(namespace, key, bytearray(file_bytes))
+        return ToyTemp(namespace, key, bytearray(file_bytes), file_bytes)
 
     def seal(self, temp: TempBlock) -> None:
         pass
@@ -147,3 +150,7 @@ class ToyTier:
 
     def close(self) -> None:
         pass
+
+
+if TYPE_CHECKING:  # mypy says what it lacks of a tier
+    _it_is_a_tier: Tier = ToyTier()

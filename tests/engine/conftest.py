@@ -29,7 +29,7 @@ from ollama_tiering.patchset.finished import source_of
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
-from tests.engine import fake_gpu, paged
+from tests.engine.attention import fake_gpu, paged
 from tests.engine.harness import Server, Sidecar
 from tests.places import short_directory
 
@@ -178,7 +178,9 @@ def libraries(binary: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def gpu_binary(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The patched Ollama with a fake GPU (tests/fakegpu); without one under fake_gpu.NO_DEVICE."""
+    """The patched Ollama with a fake GPU (tests/attention/fakegpu); without one under
+    fake_gpu.NO_DEVICE.
+    """
     built = fake_gpu.build(source_of(binary), libraries)
     return fake_gpu.install(binary, libraries, built, tmp_path_factory.mktemp("gpu"))
 
@@ -214,7 +216,7 @@ def paged_binary(binary: Path, gpu_binary: Path, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def exact_binary(binary: Path, libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a fake GPU that runs csrc's kernels (tests/fakegpu/driver): those of
+    """The same with a fake GPU that runs csrc's kernels (tests/attention/fakegpu/driver): those of
     paged.EMULATED.
     """
     built = fake_gpu.build(source_of(binary), libraries, driver=True)

@@ -31,6 +31,7 @@ from tests.fault.abuse import (
 )
 from tests.fault.relay import dammed, trickling
 from tests.sidecar import PutStream, SidecarProcess
+from tests.vectors import make
 
 pytestmark = pytest.mark.fault
 
@@ -158,12 +159,11 @@ def test_an_offer_of_impossible_size_is_refused_with_one_line(
 
 
 def test_a_header_that_claims_impossible_sizes_is_refused(patient: SidecarProcess) -> None:
-    vectors = Path(__file__).resolve().parents[1] / "vectors" / "blocks"
+    blocks = make.blocks()
     for name in ("segment-offset-huge", "header-longer-than-allowed", "too-many-rows"):
         with patient.channel() as channel:
             stream = PutStream(rpc.BlockStoreStub(channel), NS)
-            part = (vectors / f"{name}.kvb").read_bytes()
-            inline = pb.PutInline(key=bytes(32), part=part, last=True)
+            inline = pb.PutInline(key=bytes(32), part=blocks[name], last=True)
             stream.outgoing.put(pb.PutRequest(inline=inline))
             assert status_of(stream.answers) is grpc.StatusCode.INVALID_ARGUMENT
     nothing_reserved(patient)

@@ -24,6 +24,7 @@ from ollama_tiering.store.upkeep.index import BlockIndex
 from tests.fault.planted import plant_device
 from tests.places import tmpfs_directory
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench, keys_of, path_of
+from tests.vectors import make
 
 pytestmark = pytest.mark.fault
 
@@ -290,10 +291,9 @@ def test_a_truncated_file_is_quarantined_at_the_next_start(bench: Bench) -> None
 
 def test_a_file_of_another_version_is_kept_and_counted(bench: Bench) -> None:
     (block,) = bench.put([1, 2])
-    vectors = Path(__file__).parents[1] / "vectors" / "blocks"
     path = path_of(bench.tiers[0][0], block.key)
     path.chmod(0o600)
-    path.write_bytes((vectors / "unknown-version.kvb").read_bytes())
+    path.write_bytes(make.blocks()["unknown-version"])
     crash(bench)
     assert bench.rows([1, 2]) == 0
     assert path.exists()

@@ -20,7 +20,7 @@ from tests.integration.compiled import object_of
 
 FILE = "tests/integration/test_amx.py"
 CACHE = SourceCache()
-OURS = Path(__file__).parents[1] / "amx"
+OURS = Path(__file__).parents[1] / "attention" / "amx"
 GGML = Path("ml/backend/ggml/ggml")
 CPU = GGML / "src/ggml-cpu"
 KERNELS = CPU / "amx/mmq.cpp"
@@ -61,7 +61,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Product:
-    """A line of tests/amx/products.cpp, which says what each number is."""
+    """A line of tests/attention/amx/products.cpp, which says what each number is."""
 
     columns: int
     threads: int

@@ -1,13 +1,18 @@
 """Writes what pytest and `go test` both read: keys, descriptions, settings, block files.
 
-python -m tests.vectors.make
+    python -m tests.vectors.make        the documents, which are committed
+    python -m tests.vectors.make DIR    all of it for `go test`, block files too
+
+Block files are made when they are needed: blocks.json has the SHA-256 of each.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +26,31 @@ HERE = Path(__file__).resolve().parent
 BY_GO = Path("by_go")  # block files that the Go engines wrote
 
 
+def blocks() -> dict[str, bytes]:
+    """Name -> content of the block files that blocks.json tells of."""
+    return {name: content for name, (_, _, content) in _told().items()}
+
+
+def _told() -> dict[str, tuple[str, str, bytes]]:
+    return sound.files() | encoded.files() | malformed.files()
+
+
 def documents() -> dict[Path, bytes]:
-    """Path below HERE -> content, of all that Python makes."""
-    files = sound.files() | encoded.files() | malformed.files()
-    blocks = {
+    """Path below HERE -> content, of all that is committed and Python makes."""
+    told = {
         "comment": "Made by tests/vectors/make.py. corrupt-header: damage found before the payload "
         "is read; corrupt-payload: the header is fine, a checksum is not; unsupported: a miss, the "
         "file stays; encoded: decodes to the file of raw_sha256; encoded-corrupt: does not. A "
         "reader that does not decode takes both for unsupported.",
-        "blocks": [expectation(name, *entry) for name, entry in files.items()],
+        "blocks": [expectation(name, *entry) for name, entry in _told().items()],
     }
-    made = {Path("blocks") / f"{name}.kvb": content for name, (_, _, content) in files.items()}
-    made[Path("keys.json")] = _text(keys_document())
-    made[Path("descriptions.json")] = _text(descriptions_document())
-    made[Path("settings.json")] = _text(settings_document())
-    made[Path("by_go.json")] = _text(by_go.document())
-    made[Path("blocks.json")] = _text(blocks)
-    return made
+    return {
+        Path("keys.json"): _text(keys_document()),
+        Path("descriptions.json"): _text(descriptions_document()),
+        Path("settings.json"): _text(settings_document()),
+        Path("by_go.json"): _text(by_go.document()),
+        Path("blocks.json"): _text(told),
+    }
 
 
 def expectation(name: str, expect: str, why: str, content: bytes) -> dict[str, Any]:
@@ -99,7 +112,11 @@ def _text(document: dict[str, Any]) -> bytes:
 
 
 if __name__ == "__main__":
-    for path, content in documents().items():
-        (HERE / path).parent.mkdir(exist_ok=True)
-        (HERE / path).write_bytes(content)
-        print(path, len(content))
+    files, root = documents(), HERE
+    if sys.argv[1:]:
+        root = Path(sys.argv[1])
+        shutil.copytree(HERE / BY_GO, root / BY_GO)
+        files |= {Path("blocks") / f"{name}.kvb": content for name, content in blocks().items()}
+    for path, content in files.items():
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_bytes(content)

@@ -1,4 +1,4 @@
-// The delivery ring. Order of the calls (architecture: docs/kernels-cuda.md):
+// The delivery ring. Order of the calls (architecture: docs/attention/kernels-cuda.md):
 //   issue(i)    copy stream waits for drained[s]; copy; record filled[s]       s = i % n_slots
 //   acquire(i)  compute waits for filled[s]
 //   release(i)  record drained[s] on compute; issue(i + n_slots)

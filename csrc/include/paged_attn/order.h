@@ -1,4 +1,4 @@
-// The canonical order: what the bits of a row of exact attention on a CPU are. docs/exact.md says it in words, from which
+// The canonical order: what the bits of a row of exact attention on a CPU are. docs/attention/exact.md says it in words, from which
 // a plain scalar model can be written (csrc/tests/exact_model.h); every kernel cites what stands here.
 //
 // A row is one query and one head. Its bits follow from its query, its sink, and from K, V, mask and place of the cells it

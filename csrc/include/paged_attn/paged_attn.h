@@ -73,7 +73,7 @@ typedef struct pa_rows {
 
 /* Which cells a query sees. Either dense, or by position, or (all null) every cell. Beside a dense mask cell_pos alone may be
  * given: it changes nothing of what is seen, but the order of the sums, and with it last bits. A query's result then depends
- * on the positions of the cells it sees and not on where they lie (docs/exact.md); without positions cells go by index. A run
+ * on the positions of the cells it sees and not on where they lie (docs/attention/exact.md); without positions cells go by index. A run
  * on a GPU refuses both together. */
 typedef struct pa_mask {
     const uint16_t *dense;     /* [n_q] rows of [n_cells] f16, added to s; -inf (or <= -65504) hides; null: none */
@@ -107,7 +107,7 @@ typedef struct pa_cpu_plan pa_cpu_plan;
 
 /* isa: null or "auto" (the best this machine has), "avx512", "avx2", "neon", "scalar". n_threads >= 1, including the
  * caller's. A query's result has the same bits whatever n_threads is, whatever other queries are in the run, and with
- * avx512, avx2 and neon: docs/exact.md defines them. */
+ * avx512, avx2 and neon: docs/attention/exact.md defines them. */
 PA_API pa_status pa_cpu_plan_create(const pa_shape *shape, int32_t n_threads, const char *isa, pa_cpu_plan **plan);
 PA_API pa_status pa_cpu_run(pa_cpu_plan *plan, const pa_args *args); /* one run of a plan at a time */
 PA_API const char *pa_cpu_plan_isa(const pa_cpu_plan *plan);

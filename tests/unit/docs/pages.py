@@ -21,6 +21,7 @@ PAGES = sorted(
             )
         ),
         *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs/attention").glob("*.md"),
     ]
 )
 _FENCE = re.compile(r"^ *```(\S*)\s*$")

@@ -1,4 +1,4 @@
-"""docs/long-context.md says what the models of K/V and of the bus say."""
+"""docs/attention/long-context.md says what the models of K/V and of the bus say."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ollama_tiering.config import GIB
 from ollama_tiering.kernels.known_models import GO_ENGINE, MODELS
 from ollama_tiering.kernels.shape import Dtype
 from ollama_tiering.patchset.upstream import SourceCache
-from scripts import bus_model, long_context_page
-from scripts.bus_model import BUSES, Bus
+from scripts.attention import bus_model, long_context_page
+from scripts.attention.bus_model import BUSES, Bus
 
 TEXT = long_context_page.PAGE.read_text(encoding="utf-8")
 

@@ -12,7 +12,7 @@ from scripts.gpuday import kernels
 from scripts.gpuday.steps import DONE, FAILED, LACKING, Day, Outcome
 
 DAY = Day(Path("out"), Path("work"))
-RATIO = {"bound": 0.7, "at_least": True, "predicted": None}
+RATIO = {"bound": 0.7, "at_least": True}
 LINES = [
     {"case": "GPU", "ok": True},
     {"case": "a", "ok": True, "ratios": [
@@ -48,7 +48,7 @@ def test_a_report_with_a_case_that_failed_failed_and_one_without_a_case_lacks() 
         (kernels.suite, 0, "....\n41 passed, 2 deselected in 80.1s", DONE),
         (kernels.suite, 0, "s\n1 skipped, 2 deselected in 0.3s", LACKING),  # which is no result
         (kernels.suite, 5, "no tests ran in 0.01s", LACKING),
-        (kernels.suite, 1, "FAILED tests/gpu/x.py\n1 failed, 40 passed in 80.1s", FAILED),
+        (kernels.suite, 1, "FAILED tests/attention/gpu/x.py\n1 failed, 40 passed in 80.1s", FAILED),
         (kernels.suite, -11, "Fatal Python error: Segmentation fault", FAILED),
         (kernels.sanitizer, 0, "{}\n========= ERROR SUMMARY: 0 errors", DONE),
         (kernels.sanitizer, 9, "========= ERROR SUMMARY: 2 errors", FAILED),

@@ -1,5 +1,5 @@
 """What Python does with a GPU, on a driver that emulates one (csrc/tests/cuda/fake_libcuda.cpp):
-the report, the benchmark and tests/gpu, each in a process that finds it as libcuda.so.1.
+the report, the benchmark and tests/attention/gpu, each in a process that finds it as libcuda.so.1.
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ def run(fake: Path, *arguments: str, **environment: str) -> subprocess.Completed
 
 
 def features(fake: Path, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """tests/gpu's, without a cache in the checkout and without clearing away what other sessions
-    left in the shared folder for temporary files: what cannot be removed there fails a session.
+    """tests/attention/gpu's, without a cache in the checkout and without clearing away what other
+    sessions left in the shared folder for temporary files: what cannot be removed there fails a
+    session.
     """
     apart = ["-p", "no:cacheprovider", "--basetemp", str(tmp_path / "inner")]
-    tests = "tests/gpu/test_gpu_features.py"
+    tests = "tests/attention/gpu/test_gpu_features.py"
     return run(fake, "-m", "pytest", "-q", *apart, "-m", "gpu", tests, **environment)
 
 

@@ -4,6 +4,7 @@ nothing spills."""
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from ollama_tiering.errors import TieringError
 from ollama_tiering.kernels import nvrtc
 from ollama_tiering.kernels.nvrtc import Instance, Resources
+from ollama_tiering.kernels.shape import Dtype
 
 SMALL = Instance(64, 64, "f16", "q8_0", 1, 4)
 
@@ -65,12 +67,20 @@ def test_small_instance_compiles_without_spills(compiler: nvrtc.Compiler, arch: 
     assert set(used) == set(nvrtc.KERNELS)
     assert all(r.spill_store_bytes == r.spill_load_bytes == 0 for r in used.values())
     assert all(name.encode() in image.cubin for name in (*nvrtc.KERNELS, "pa_image"))
-    launches = image.launches(SMALL, arch)
-    assert set(launches) == set(nvrtc.KERNELS) - {"pa_bounds"} - (
-        {"pa_narrow"} if arch < 75 else set()
+    # what the image says of its own kernels: pa_image of csrc/cuda/problem.h
+    types = [int(Dtype[kind.upper()]) for kind in (SMALL.k_type, SMALL.v_type)]
+    begin = struct.pack("<7i", 2, arch, SMALL.d_k, SMALL.d_v, *types, SMALL.align)
+    at = image.cubin.index(begin) + len(begin)
+    decode, narrow, wide, combine = (
+        struct.unpack_from(f"<{count}i", image.cubin, at + offset)
+        for count, offset in ((3, 0), (3, 12), (3, 24), (2, 36))
     )
-    assert launches["pa_decode"].rows == SMALL.rows
-    assert all(n.threads % 32 == 0 and n.shared_bytes > 0 for n in launches.values())
+    assert decode[0] == SMALL.rows
+    assert bool(narrow[0]) == (arch >= 75)
+    launched = [decode, wide, (1, *combine), *([narrow] if narrow[0] else [])]
+    assert all(
+        rows and threads % 32 == 0 and shared_bytes > 0 for rows, threads, shared_bytes in launched
+    )
 
 
 @pytest.mark.slow
@@ -97,7 +107,7 @@ def test_the_kernel_that_only_reads_compiles(compiler: nvrtc.Compiler) -> None:
 )
 @pytest.mark.parametrize("arch", nvrtc.ARCHS)
 def test_every_instance_compiles_without_spills(compiler: nvrtc.Compiler, arch: int) -> None:
-    from scripts.cuda_resources import INSTANCES
+    from scripts.attention.cuda_resources import INSTANCES
 
     spilling = [
         (str(instance), used)

@@ -27,7 +27,7 @@ from ollama_tiering.kernels import (
 )
 from ollama_tiering.patchset import kernels, manifest
 
-# Version -> digest of the results of avx512, avx2 and neon, which agree (docs/exact.md).
+# Version -> digest of the results of avx512, avx2 and neon, which agree (docs/attention/exact.md).
 RECORDED = {2: "a368c3192ba83c1898f521cc97e97b02a364f3ca6ee4a1752a42db11455cda6f"}
 
 N_CELLS = 900  # beyond one chunk

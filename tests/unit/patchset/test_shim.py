@@ -1,4 +1,4 @@
-"""How the shim is compiled; what it does is tests/engine/test_shim_library.py's."""
+"""How the shim is compiled; what it does is tests/engine/attention/test_shim_library.py's."""
 
 from __future__ import annotations
 

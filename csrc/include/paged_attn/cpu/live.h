@@ -1,4 +1,4 @@
-// Which cells a run works on, in the order of their places, and which queries go together (docs/exact.md, "Places").
+// Which cells a run works on, in the order of their places, and which queries go together (docs/attention/exact.md, "Places").
 //
 // A cell's place is its position where the caller gives positions, else its index. The queries of a group see no two cells
 // of one place, so a group has one list of cells, ascending by place, whose borders of tiles and chunks are those of each

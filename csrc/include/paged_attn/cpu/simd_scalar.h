@@ -1,5 +1,5 @@
 // Vectors of 4 floats in the compiler's own vector type: any machine that GCC or Clang serves (on x86-64 this is SSE2).
-// Products and sums are rounded one by one, so its bits are not those of the others (docs/exact.md).
+// Products and sums are rounded one by one, so its bits are not those of the others (docs/attention/exact.md).
 #pragma once
 #include <cmath>
 #include <cstddef>
