@@ -32,6 +32,7 @@ class SelfCheck:
     options: Sequence[str]
     run: Callable[[ServerPair], None]
     context: int = 2048
+    dtype: str = "f16"  # of the weights
 
 
 def after_a_kill(
