@@ -54,11 +54,10 @@ def _of_tree(found: InstalledOllama, tree: LinkTree) -> Iterator[Check]:
 
 
 def _attention(tree: LinkTree) -> Iterator[Check]:
-    here = tree.attention_here
-    if tree.has_exact and here != tree.attention:
-        yield warn(_ATTENTION, here, "tiering patch")
-    elif tree.attention:
-        yield ok(_ATTENTION, here)
+    if tree.exact and not tree.runs_exact:
+        yield warn(_ATTENTION, tree.attention_here, "tiering patch")
+    else:
+        yield ok(_ATTENTION, tree.attention_here)
 
 
 def _without_tree(*, needed: bool) -> Iterator[Check]:

@@ -187,7 +187,7 @@ def _has_exact(request: UpRequest, binary: Path) -> bool:
     if not request.llama_server:
         return True
     tree = link_tree.of_binary(binary)
-    return tree is not None and tree.attention_here.startswith(link_tree.EXACT)
+    return tree is not None and tree.runs_exact
 
 
 def first_record(request: UpRequest) -> UpRecord:

@@ -44,7 +44,7 @@ def tree_files(
 ) -> Iterator[NewFile]:
     """A tree in `folder`; `stock` is how the installed `ollama` is started."""
     library = tree.lib / IMPLEMENTATION
-    exact = tree.lib / links.EXACT if tree.has_exact else None
+    exact = tree.lib / links.EXACT if tree.exact else None
     given = (found, tree.state, tree.version, library, tree.refused, exact)
     for entry in links.entries(*given):
         if entry.source is None:

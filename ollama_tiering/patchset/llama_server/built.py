@@ -205,10 +205,16 @@ def ensure(
         if installation.state() != state:
             raise BuildError(f"{installation.lib} was changed meanwhile", hint="try it again")
         program = str(usual_name(installation.program, on_path=True))
-        attention = _attention(fresh, exact, outcome, report)
-        tested = (is_tested, outcome.checks, dict(outcome.refused), attention, exact.processor)
+        not_exact = _keep_exact(fresh, exact, outcome, report)
+        tested = (is_tested, outcome.checks, dict(outcome.refused))
         tree = LinkTree(target, program, version, pin.name, state, ours, *tested)
-        tree = replace(tree, parts=parts.of(fresh, installation))
+        tree = replace(
+            tree,
+            exact="" if not_exact else exact.words,
+            not_exact=not_exact,
+            processor=exact.processor,
+            parts=parts.of(fresh, installation),
+        )
         (fresh / RECORD).touch(0o600)  # it is locked later
         (fresh / RECORD).write_text(link_tree.text_of(tree), encoding="utf-8")
         parts.make_durable(fresh)
@@ -219,10 +225,10 @@ def ensure(
     return tree
 
 
-def _attention(tree: Path, exact: ExactAttention, outcome: SelfTestOutcome, report: Report) -> str:
-    """For the record. One that failed its test does not stay in the tree."""
+def _keep_exact(tree: Path, exact: ExactAttention, outcome: SelfTestOutcome, report: Report) -> str:
+    """Why the tree has no exact attention; empty where it has. One that failed its test goes."""
     if exact.file and not outcome.not_exact:
-        return f"{link_tree.EXACT} ({exact.words})"
+        return ""
     (tree / links.LIB / links.EXACT).unlink(missing_ok=True)
     why = outcome.not_exact or exact.words
     report.warn(f"attention on the CPU stays stock's: {why}")

@@ -24,11 +24,17 @@ FORMAT: Final = 4
 # Trees of older formats serve on where none can be made. They lack what the self-test found, or
 # what is known of exact attention.
 _UNTOLD: Final[dict[int, dict[str, Any]]] = {
-    2: {"is_tested": True, "checks": 1, "refused": {}, "attention": "", "processor": ""},
-    3: {"attention": "", "processor": ""},
+    2: {
+        "is_tested": True,
+        "checks": 1,
+        "refused": {},
+        "exact": "",
+        "not_exact": "",
+        "processor": "",
+    },
+    3: {"exact": "", "not_exact": "", "processor": ""},
 }
 RECORD: Final = "tree.json"
-EXACT: Final = "exact"  # begins what is said of exact attention
 _MOST_BYTES: Final = 16 << 20
 _PLAIN: Final = re.compile(r"[\w.+-]+", re.ASCII)  # they come into a script
 
@@ -39,8 +45,9 @@ class LinkTree:
     where an update changes what a link leads to; `state` that of all its files when the tree was
     made, `ours` a digest of our part, `parts` what lies in the tree (a service has a manifest
     instead). `is_tested`: this llama.cpp is on the list (pins.toml). `checks` of the self-test
-    passed, `refused` says which kinds did not, and why. `attention`: `exact (avx512)`, or why there
-    is none of ours; `processor`: the flags of the one that the tree was made on.
+    passed, `refused` says which kinds did not, and why. `exact`: the kernels of its exact
+    attention; empty where it has none, and `not_exact` says why; `processor`: the flags of the one
+    on which the tree was made.
     """
 
     folder: Path
@@ -52,7 +59,8 @@ class LinkTree:
     is_tested: bool = True
     checks: int = 0
     refused: dict[str, str] = field(default_factory=dict)
-    attention: str = ""
+    exact: str = ""
+    not_exact: str = ""
     processor: str = ""
     parts: Parts = field(default_factory=list)
 
@@ -74,17 +82,17 @@ class LinkTree:
         return f"{what}{listed}: {SelfTestOutcome(self.checks, self.refused)}"
 
     @property
-    def has_exact(self) -> bool:
-        """Whether exact attention lies in it."""
-        return self.attention.startswith(EXACT)
+    def runs_exact(self) -> bool:
+        """Whether its exact attention is for this processor."""
+        return bool(self.exact) and exact_processor.has_all(self.processor)
 
     @property
     def attention_here(self) -> str:
         """How it computes attention on this machine's CPU, in words."""
-        if not self.has_exact:
-            return f"stock ({self.attention})" if self.attention else "stock"
-        if exact_processor.has_all(self.processor):
-            return self.attention
+        if not self.exact:
+            return f"stock ({self.not_exact})" if self.not_exact else "stock"
+        if self.runs_exact:
+            return f"exact ({self.exact})"
         return "stock (the exact one is for another processor: tiering patch)"
 
     def is_of(self, installation: InstalledOllama) -> bool:
