@@ -46,7 +46,7 @@ def self_test(
         with_gpu = require_same_devices(installed, tree)
     wanted: tuple[SelfCheck, ...] = every.ALL if is_whole else every.SHORT
     if (tree.lib / links.EXACT).is_file():
-        wanted += exact.ALL
+        wanted = (*wanted, *exact.ALL)
     with own_folder() as folder, TrialStore(folder / "store") as store:
         bench = _Bench(installed, tree, folder, store, _models(folder / "models", wanted))
         begun = time.monotonic()

@@ -66,7 +66,7 @@ ROWS_CHECK = SelfCheck("rows", ROWS, "llama-tiny", ("-np", "1"), after_a_kill)
 @pytest.fixture
 def bench(tmp_path: Path) -> Callable[[Answers], run._Bench]:
     sides = [InstalledOllama(tmp_path / n / "ollama", tmp_path / n / "lib") for n in "ab"]
-    models = {"llama-tiny": tmp_path / "model"}
+    models = {("llama-tiny", "f16"): tmp_path / "model"}
 
     def made(answers: Answers) -> run._Bench:
         return run._Bench(*sides, tmp_path, answers, models)  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ class Whole:
         monkeypatch.setattr(run, "require_same_devices", lambda *_: [])
         monkeypatch.setattr(run, "TrialStore", lambda _folder: contextlib.nullcontext())
         monkeypatch.setattr(
-            run, "_models", lambda *_: dict.fromkeys((c.shape for c in ALL), tmp_path)
+            run, "_models", lambda *_: dict.fromkeys(((c.shape, c.dtype) for c in ALL), tmp_path)
         )
         made = [SelfCheck(c.name, c.kind, c.shape, c.options, self._check(c.name)) for c in ALL]
         monkeypatch.setattr(checks, "ALL", made)
