@@ -84,7 +84,7 @@ def test_it_is_left_on_a_processor_that_lacks_something(
 
 
 def test_the_last_columns_are_a_four(tmp_path: Path) -> None:
-    source = SOURCES.parent / "tests/exact_last_columns.cpp"
+    source = SOURCES.parent / "tests/cpu/last_columns.cpp"
     program = tmp_path / "last"
     command = [*tools.cxx_compiler(), "-std=gnu++17", "-O1", *STRICT, f"-I{SOURCES}"]
     subprocess.run([*command, str(source), "-o", str(program)], check=True)

@@ -109,7 +109,7 @@ def make(
     try:
         macros = _macros(compiler)
         kernel = _require(installation, compiler, macros, processor)
-        _patch(source)
+        place_lines(source)
         units = list(_units(source, work, processor, is_gcc="__clang__" not in macros))
         compile_all("exact attention", units, source, compiler, report, jobs)
         made = _link([unit.object for unit in units], installation, compiler, work, report)
@@ -146,8 +146,8 @@ def _require(
     return "avx512" if macros.issuperset(_AVX512) else "avx2"
 
 
-def _patch(source: Path) -> None:
-    """PatchConflict, UnsupportedUpstream where it does not fit."""
+def place_lines(source: Path) -> None:
+    """Into a source of llama.cpp. PatchConflict, UnsupportedUpstream where it does not fit."""
     paths = {one.path for one in (*HOOKS, *NEEDED)}
     files = {path: _text(source / path) for path in paths}
     if lacking := missing_texts(files, NEEDED):
