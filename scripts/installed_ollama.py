@@ -3,9 +3,10 @@
     .venv/bin/python scripts/installed_ollama.py [FOLDER]
 
 Ollama's program is built from the source cache (`tiering fetch --tag v0.32.15` puts it there),
-llama-server and its libraries are those that scripts/llama_server.py built without our lines.
-FOLDER, by default in the product's cache, gets `ollama/bin` and `ollama/lib`. What is there already
-is left as it is. On 2 cores it takes four minutes. Prints the folder that has `bin` and `lib`.
+llama-server and its libraries are those that scripts/llama_server.py built without our lines, with
+GGML as releases have it. FOLDER, by default in the product's cache, gets `ollama/bin` and
+`ollama/lib`. What is there already is left as it is. On 2 cores it takes four minutes. Prints the
+folder that has `bin` and `lib`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from ollama_tiering.patchset.upstream import SourceCache
 TAG = "v0.32.15"  # of the llama.cpp that scripts/llama_server.py is for
 DEFAULT = config.cache_dir() / "installed-ollama-test"
 LLAMA_SERVER = config.cache_dir() / "llama-server-test" / "stock"
+GGML = config.cache_dir() / "llama-server-test" / "release" / "bin"
+CPU, RELEASED_CPU = "libggml-cpu.so", "libggml-cpu-native.so"  # a release's are named so
 
 
 def build_program(program: Path, report: Report) -> None:
@@ -50,15 +53,22 @@ def build_program(program: Path, report: Report) -> None:
     fresh.rename(program)
 
 
-def copy_libraries(built: Path, lib: Path) -> None:
+def copy_libraries(built: Path, ggml: Path, lib: Path) -> None:
     if not (built / SERVER).exists() or not (built / IMPLEMENTATION).exists():
         raise UsageError(
             f"{built} has no {SERVER} with {IMPLEMENTATION}",
             hint="run scripts/llama_server.py SOURCE",
         )
+    if not (ggml / CPU).exists():
+        raise UsageError(f"{ggml} has no {CPU}", hint="run scripts/llama_server.py")
     part = lib.with_name(f".{lib.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(built, part, symlinks=True)
+    shutil.copytree(built, part, symlinks=True, ignore=shutil.ignore_patterns("libggml*"))
+    shutil.copytree(
+        ggml, part, symlinks=True, ignore=shutil.ignore_patterns(CPU), dirs_exist_ok=True
+    )
+    shutil.copy2(ggml / CPU, part / RELEASED_CPU)
+    shutil.rmtree(lib, ignore_errors=True)
     part.rename(lib)
 
 
@@ -70,9 +80,9 @@ def main() -> int:
     folder = parser.parse_args().folder.resolve() / "ollama"
     program, lib = folder / "bin" / "ollama", folder / "lib" / "ollama"
     try:
-        if not lib.exists():
+        if not (lib / RELEASED_CPU).exists():  # an older run's has GGML in another way
             lib.parent.mkdir(parents=True, exist_ok=True)
-            copy_libraries(LLAMA_SERVER, lib)
+            copy_libraries(LLAMA_SERVER, GGML, lib)
         if not program.exists():
             build_program(program, Report())
     except TieringError as error:

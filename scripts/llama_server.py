@@ -4,11 +4,12 @@
 
 SOURCE is a folder, or an sdist of llama-cpp-python, which has llama.cpp in it; or the version of
 such an sdist, which then comes out of the cache or from PyPI. FOLDER gets
-`source`, `build/bin/llama-server`, in `stock` what the same source builds without our lines, and
-in `original` the files that our lines are in. By default it is in the product's cache, where
-`scripts/test` finds it. Another run, which needs no SOURCE, compiles what has changed.
-For the CPU alone, and quick to compile: what computes and what copies rows is fast, the rest is
-not. On 2 cores it takes 6 minutes.
+`source`, `build/bin/llama-server`, in `stock` what the same source builds without our lines, in
+`original` the files that our lines are in, and in `release/bin` GGML as releases have it: a CPU
+library for this processor that is chosen at the start (scripts/installed_ollama.py takes it). By
+default it is in the product's cache, where `scripts/test` finds it. Another run, which needs no
+SOURCE, compiles what has changed. For the CPU alone, and quick to compile: what computes and what
+copies rows is fast, the rest is not. On 2 cores it takes 7 minutes.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.errors import TieringError, UsageError
+from ollama_tiering.patchset.llama_server import exact_processor
 from ollama_tiering.patchset.llama_server.hooks import HOOKS, NEEDED, OURS
 from ollama_tiering.patchset.llama_server.tree import patch_tree
 from scripts.llama_server_sdists import CACHE, sdist
@@ -46,6 +48,22 @@ OPTIONS = {
     "LLAMA_BUILD_APP": "OFF",
     "LLAMA_BUILD_UI": "OFF",
     "LLAMA_USE_PREBUILT_UI": "OFF",
+}
+
+# GGML's own flags of a release, and one of its variants: the one for this processor.
+RELEASE = {
+    **{name: value for name, value in OPTIONS.items() if not name.startswith("CMAKE_C")},
+    "GGML_BACKEND_DL": "ON",
+    "GGML_NATIVE": "OFF",
+}
+VARIANTS = {  # what Linux calls an instruction set, and CMake of GGML
+    "avx_vnni": "GGML_AVX_VNNI",
+    "avx512f": "GGML_AVX512",
+    "avx512vbmi": "GGML_AVX512_VBMI",
+    "avx512_vnni": "GGML_AVX512_VNNI",
+    "avx512_bf16": "GGML_AVX512_BF16",
+    "amx_tile": "GGML_AMX_TILE",
+    "amx_int8": "GGML_AMX_INT8",
 }
 
 FAST = """\
@@ -98,14 +116,27 @@ def compile_server(source: Path, build: Path, jobs: int) -> Path:
     fast = build / "fast.cmake"
     fast.write_text(FAST)
     given = {**OPTIONS, "CMAKE_PROJECT_llama.cpp_INCLUDE": str(fast)}
+    compile_target("llama-server", source, build, given, jobs)
+    return build / "bin" / "llama-server"
+
+
+def compile_release(source: Path, build: Path, jobs: int) -> None:
+    """GGML alone: it computes the same in all that llama.cpp builds beside it."""
+    flags = exact_processor.flags().split()
+    variant = {option: "ON" for flag, option in VARIANTS.items() if flag in flags}
+    compile_target("ggml", source, build, {**RELEASE, **variant}, jobs)
+
+
+def compile_target(
+    target: str, source: Path, build: Path, given: dict[str, str], jobs: int
+) -> None:
     options = [f"-D{name}={value}" for name, value in given.items()]
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     subprocess.run(
         ["cmake", "-S", source, "-B", build, *generator, *options], stdout=sys.stderr, check=True
     )
-    target = ["--target", "llama-server", "--parallel", str(jobs)]
-    subprocess.run(["cmake", "--build", build, *target], stdout=sys.stderr, check=True)
-    return build / "bin" / "llama-server"
+    how = ["--target", target, "--parallel", str(jobs)]
+    subprocess.run(["cmake", "--build", build, *how], stdout=sys.stderr, check=True)
 
 
 def patched(source: Path, original: Path) -> None:
@@ -158,6 +189,7 @@ def main() -> int:
         if not (source / OURS).exists():
             compile_server(source, build, given.jobs)
             shutil.copytree(build / "bin", stock, symlinks=True, dirs_exist_ok=True)
+        compile_release(source, folder / "release", given.jobs)
         patched(source, folder / "original")
         program = compile_server(source, build, given.jobs)
     except TieringError as error:

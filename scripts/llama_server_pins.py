@@ -3,8 +3,9 @@
     .venv/bin/python -m scripts.llama_server_pins [ARCHIVE ...] [--cache DIR] [--page]
     .venv/bin/python -m scripts.llama_server_pins --newest [--cache DIR]
 
-For each source: are the lines placed, and in the right functions, or what is missing; and do our
-files and the server they are placed in pass a compiler's check of syntax and types. ARCHIVE is an
+For each source: are the lines placed, and in the right functions, or what is missing; those of
+exact attention, too; and do our files and the server they are placed in pass a compiler's check of
+syntax and types. ARCHIVE is an
 sdist of llama-cpp-python, or a folder with llama.cpp. Without any, the versions of PINS are taken:
 from DIR, where pip puts those that are missing (75 MB each). --only-place does without a compiler.
 --page writes the table into docs/llama-server.md.
@@ -31,7 +32,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ollama_tiering.errors import FetchError, TieringError, UnsupportedUpstream
-from ollama_tiering.patchset.llama_server import no_page
+from ollama_tiering.patchset.llama_server import exact_hooks, exact_library, no_page
 from ollama_tiering.patchset.llama_server.compile import EMBED
 from ollama_tiering.patchset.llama_server.hooks import SERVER
 from ollama_tiering.patchset.llama_server.tree import patch_tree
@@ -50,12 +51,13 @@ PARTS = (
     "common/",
     "include/",
     "ggml/include/",
+    f"{exact_hooks.BACKEND}/",
     "vendor/",
     f"{SERVER}/",
     "tools/mtmd/",
     "tools/ui/",
 )
-SUFFIXES = (".h", ".hpp", ".cpp", ".txt", ".inc", ".def", ".in")
+SUFFIXES = (".h", ".hpp", ".c", ".cpp", ".txt", ".inc", ".def", ".in")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def check(archive: Path, label: str, *, only_place: bool, noted: Path | None = N
             _require_page(tree)
         except TieringError as error:
             return Found(label, commit, error.message, "", undecided)
-        wrong = misplaced(tree)
+        wrong = misplaced(tree) or _without_exact(tree)
         if not wrong and not only_place:
             digest = digest_of(tree) if noted else ""
             if not noted or not noted.exists() or noted.read_text(encoding="utf-8") != digest:
@@ -133,6 +135,16 @@ def check(archive: Path, label: str, *, only_place: bool, noted: Path | None = N
                 if noted and not wrong:
                     noted.write_text(digest, encoding="utf-8")
         return Found(label, commit, "", wrong, undecided)
+
+
+def _without_exact(tree: Path) -> str:
+    """Why exact attention does not fit; a source that is made up for a test has no backend."""
+    if (tree / exact_hooks.BACKEND).is_dir():
+        try:
+            exact_library.place_lines(tree)
+        except TieringError as error:
+            return f"exact attention: {error.message}"
+    return ""
 
 
 def _undecided(source: Path) -> tuple[str, ...]:

@@ -45,11 +45,13 @@ def llama_server(
     from ollama_tiering.patchset.report import Report
     from ollama_tiering.sidecar.engine.listener import place
 
-    settings = config.load({"sidecar.socket": socket}).sidecar
+    loaded = config.load({"sidecar.socket": socket})
+    settings = loaded.sidecar
     request = plain_server.PlainRequest(
         program=plain_server.find_program(program),
         arguments=arguments,
         socket=settings.socket_path,
         engine_socket=place(settings),
+        cpu_attention=loaded.server.cpu_attention,
     )
     sys.exit(plain_server.run(request, Report(quiet=quiet)))

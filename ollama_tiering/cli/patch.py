@@ -300,6 +300,7 @@ def status(tree: Path | None, as_json: bool) -> None:
     for one in installed:
         said = f"{one['state']} {one['version']} ({one['engine']})"
         click.echo(plain(f"{one['installed']}: {said}"))
+        click.echo(plain(f"  attention on the CPU: {one['cpu_attention']}"))
         click.echo(plain(f"  built: {one['binary']}"))
     if not rows and not installed:
         click.echo("no build tree yet; `tiering patch` makes one")

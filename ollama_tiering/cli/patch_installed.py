@@ -40,6 +40,7 @@ def row_of(tree: LinkTree) -> dict[str, Any]:
         "version": tree.version,
         "llama_cpp": tree.pin,
         "engine": tree.engine,
+        "cpu_attention": tree.attention_here,
         "binary": str(tree.binary),
     }
 

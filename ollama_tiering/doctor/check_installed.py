@@ -16,6 +16,7 @@ from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
 
 NAME: Final = "installed Ollama"
+_ATTENTION: Final = "attention on the CPU"
 _PROGRAM, _COMPILER, _EXTRA = "version of Ollama", "C++ compiler", "extra models"
 NEEDS: Final = (_PROGRAM, _COMPILER, _EXTRA)  # to make a tree
 
@@ -43,12 +44,20 @@ def _of_tree(found: InstalledOllama, tree: LinkTree) -> Iterator[Check]:
         yield from _needs(found)
         return
     tiered = f"{program}, {tree.version}, {tree.engine}: tiered by {tree.folder}"
+    yield from _attention(tree)
     if built.current(found) is not None:
         yield ok(NAME, tiered)
         return
     older = "which an older `tiering` made, so `tiering up` makes it anew"
     yield ok(NAME, f"{tiered}, {older}")
     yield from _needs(found)
+
+
+def _attention(tree: LinkTree) -> Iterator[Check]:
+    if tree.exact and not tree.runs_exact:
+        yield warn(_ATTENTION, tree.attention_here, "tiering patch")
+    else:
+        yield ok(_ATTENTION, tree.attention_here)
 
 
 def _without_tree(*, needed: bool) -> Iterator[Check]:

@@ -49,14 +49,18 @@ def server_environment(
 
 
 def llama_server_environment(
-    address: Address, engine_socket: Path | None, models: Path | None = None
+    address: Address,
+    engine_socket: Path | None,
+    models: Path | None = None,
+    cpu_attention: str | None = None,
 ) -> dict[str, str | None]:
     """The same for an Ollama that runs llama-server. Its own cache of prompts is not turned off
     here: our library does that, for each model that the sidecar has welcomed.
     """
     place = {"OLLAMA_MODELS": str(models)} if models else {}
+    attention = {config.ENV_CPU_ATTENTION: cpu_attention} if cpu_attention else {}
     tiering = {ENV_ENGINE_SOCKET: str(engine_socket) if engine_socket else None}
-    return {"OLLAMA_HOST": str(address)} | place | tiering
+    return {"OLLAMA_HOST": str(address)} | place | attention | tiering
 
 
 def start_server(

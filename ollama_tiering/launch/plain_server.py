@@ -36,12 +36,15 @@ _PARTS = (PROGRAM, "libllama-server-impl.so")  # one of them has our lines
 
 @dataclass(frozen=True, slots=True)
 class PlainRequest:
-    """`engine_socket` is where the sidecar on `socket` listens for engines; None: nowhere."""
+    """`engine_socket` is where the sidecar on `socket` listens for engines; None: nowhere.
+    `cpu_attention`: as the setting says.
+    """
 
     program: Path
     arguments: tuple[str, ...]
     socket: Path
     engine_socket: Path | None
+    cpu_attention: str = "stock"
 
     @property
     def sidecar_log(self) -> Path:
@@ -195,7 +198,13 @@ def _start(request: PlainRequest, engine_socket: Path | None, report: Teller) ->
     socket = str(engine_socket) if engine_socket else None
     process = subprocess.Popen(
         [sys.executable, "-IS", leash.__file__, str(request.program), *request.arguments],
-        env=environment({ENV_ENGINE_SOCKET: socket, **libraries}),
+        env=environment(
+            {
+                ENV_ENGINE_SOCKET: socket,
+                config.ENV_CPU_ATTENTION: request.cpu_attention,
+                **libraries,
+            }
+        ),
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )

@@ -30,6 +30,7 @@ from ollama_tiering.launch.service_unit import (
 )
 from ollama_tiering.launch.supervise import Interrupts, Pair
 from ollama_tiering.launch.unharmed import unharmed
+from ollama_tiering.patchset.llama_server import link_tree
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 
@@ -69,7 +70,9 @@ class UpRequest:
         """What the server gets in addition to our own variables."""
         if self.llama_server:
             socket = self.engine_socket if tiered else None
-            return ollama.llama_server_environment(self.address, socket, self.models)
+            return ollama.llama_server_environment(
+                self.address, socket, self.models, self.cpu_attention
+            )
         socket = self.socket if tiered else None
         return ollama.server_environment(self.address, socket, self.models, self.cpu_attention)
 
@@ -149,7 +152,7 @@ def run(
             if before and service.child is None:
                 _say_shared(request.socket, before.version, report)
             note()
-            if request.cpu_attention == "exact" and not request.llama_server:
+            if request.cpu_attention == "exact" and _has_exact(request, binary):
                 report.say(
                     "models on the CPU use our exact attention (off with --cpu-attention stock, or "
                     f"server.cpu_attention in {config.config_file()})"
@@ -177,6 +180,14 @@ def run(
             pair.watch()
             stored = "stores what its models hold " if before else ""
             report.say(f"stopping: Ollama {stored}(Ctrl-C again: at once)")
+
+
+def _has_exact(request: UpRequest, binary: Path) -> bool:
+    """Also true of the Go engine, which has it wherever it runs."""
+    if not request.llama_server:
+        return True
+    tree = link_tree.of_binary(binary)
+    return tree is not None and tree.runs_exact
 
 
 def first_record(request: UpRequest) -> UpRecord:

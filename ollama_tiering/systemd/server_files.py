@@ -44,13 +44,15 @@ def tree_files(
 ) -> Iterator[NewFile]:
     """A tree in `folder`; `stock` is how the installed `ollama` is started."""
     library = tree.lib / IMPLEMENTATION
-    for entry in links.entries(found, tree.state, tree.version, library, tree.refused):
+    exact = tree.lib / links.EXACT if tree.exact else None
+    given = (found, tree.state, tree.version, library, tree.refused, exact)
+    for entry in links.entries(*given):
         if entry.source is None:
             yield NewFile(folder / entry.path, 0o755, content=entry.text.encode())
         elif entry.is_link:
             yield NewFile(folder / entry.path, link=str(entry.source))
-        elif entry.source == library:  # out of somebody's cache
-            yield NewFile(folder / entry.path, 0o755, source=library, owners=_callers())
+        elif entry.source in (library, exact):  # out of somebody's cache
+            yield NewFile(folder / entry.path, 0o755, source=entry.source, owners=_callers())
         else:
             yield NewFile(folder / entry.path, 0o755, source=entry.source.resolve())
     own = replace(tree, program=str(stock), parts=[])  # the manifest says what lies there

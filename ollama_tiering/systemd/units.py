@@ -56,7 +56,7 @@ class Service:
     address: str
     models: Path | None
     keys: Path | None  # where the server keeps its key and, unless told otherwise, its models
-    cpu_attention: str  # exact | stock; for the Go engine
+    cpu_attention: str  # exact | stock
     shares_models: bool = False  # with an `ollama.service` beside it
     tree: TreeService | None = None  # the server is an installed Ollama with a tree of links
 
@@ -240,7 +240,9 @@ def _tree_script(service: Service) -> str:
     """Python decides and the shell starts, so that Ollama starts even where Python does not. Only
     the tree gets the variables; the first is that of launch/ollama.py.
     """
-    kept = f'; export {_NO_PRUNE}="${{{_NO_PRUNE}-1}}"' if service.shares_models else ""
+    kept = f'; export {ENV_CPU_ATTENTION}="${{{ENV_CPU_ATTENTION}-{service.cpu_attention}}}"'
+    if service.shares_models:
+        kept += f'; export {_NO_PRUNE}="${{{_NO_PRUNE}-1}}"'
     return "; ".join(
         (
             f'({ALL_PROGRAMS}; PYTHONPATH="$2" exec timeout -k 5 60 "$1" -P -m '

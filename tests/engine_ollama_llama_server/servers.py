@@ -166,7 +166,7 @@ class Server:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
-    def generate(self, model: str, prompt: str, tokens: int = 12) -> Said:
+    def generate(self, model: str, prompt: str, tokens: int = 12, **options: int) -> Said:
         body = {
             "model": model,
             "prompt": prompt,
@@ -174,7 +174,7 @@ class Server:
             "stream": False,
             "logprobs": True,
             "top_logprobs": 5,
-            "options": {**OPTIONS, "num_predict": tokens},
+            "options": {**OPTIONS, "num_predict": tokens, **options},
         }
         said = self._post(body)
         bits = tuple(
@@ -219,8 +219,10 @@ class Stock(Server):
 
 
 class Up(Server):
+    """Its attention is stock's unless `env` says another: answers are compared with stock's."""
+
     def __init__(self, ollama: Path, place: Place, models: Path, env: Mapping[str, str]) -> None:
-        super().__init__(place, models, env)
+        super().__init__(place, models, {"OLLAMA_CPU_ATTENTION": "stock", **env})
         self.ollama = ollama
 
     def command(self) -> list[str]:

@@ -112,6 +112,15 @@ string threads(const llama_cparams & cparams) {
     return std::to_string(cparams.n_threads) + ", prompts " + std::to_string(cparams.n_threads_batch);
 }
 
+// What the CPU's library says of its exact attention (llama_server/cpu); empty of stock's, which does not know the name. Said of all
+// models: an operation that a GPU does not do is done by the CPU, wherever the layer is.
+string cpu_attention() {
+    auto * cpu = ggml_backend_reg_by_name("CPU");
+    using state = const char * (*)(void);
+    const auto said = cpu != nullptr ? (state) ggml_backend_reg_get_proc_address(cpu, "exactattn_state") : nullptr;
+    return said != nullptr ? said() : "";
+}
+
 string devices(const llama_model & model, const std::vector<plane> & planes) {
     string text, before;
     for (const auto & one : planes) {
@@ -235,6 +244,7 @@ hello describe_server(const common_params & params, llama_context * ctx, drafts 
     said.fields.emplace_back("batch", batches(cparams));
     said.fields.emplace_back("devices", devices(*llama_get_model(ctx), planes));
     said.fields.emplace_back("cpu", processor() + " " + llama_print_system_info());
+    said.fields.emplace_back("attention", cpu_attention());
     said.fields.emplace_back("threads", threads(cparams));
     said.fields.emplace_back("libc", gnu_get_libc_version());
     string placed; // other tensors than a layer's, by hand

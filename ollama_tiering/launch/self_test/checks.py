@@ -35,6 +35,7 @@ class SelfCheck:
     run: Callable[[ServerPair], None]
     context: int = 2048
     encoder: str = ""
+    dtype: str = "f16"  # of the weights
 
 
 def after_a_kill(

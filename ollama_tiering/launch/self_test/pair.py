@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.config import count
-from ollama_tiering.config.environment import ENV_ENGINE_SOCKET
+from ollama_tiering.config.environment import ENV_CPU_ATTENTION, ENV_ENGINE_SOCKET
 from ollama_tiering.errors import ResultDiffers, ServiceError
 from ollama_tiering.launch import llama_devices
 from ollama_tiering.launch.llama_server import Completed, LlamaServer, serving
@@ -83,9 +83,30 @@ class ServerPair:
             **_RESTORE,
             **llama_devices.environment(self.tree.lib, self.backend),
         }
-        env |= {ENV_ENGINE_SOCKET: f"{self.store.socket}.engine", "OLLAMA_KV_TIER_SALT": self.name}
+        env |= self._tier()
         with serving(self.tree.server, self.model, self._log(), env, *self.options) as server:
             yield server
+
+    @contextlib.contextmanager
+    def exact(self, *options: str, tiered: bool = False) -> Iterator[LlamaServer]:
+        """The tree's, with exact attention. `options` come behind those of the pair."""
+        env = {
+            **_NO_OWN_CACHE,
+            **_RESTORE,
+            **llama_devices.environment(self.tree.lib, self.backend),
+            ENV_CPU_ATTENTION: "exact",
+        }
+        if tiered:
+            env |= self._tier()
+        given = (*self.options, *options)
+        with serving(self.tree.server, self.model, self._log(), env, *given) as server:
+            yield server
+
+    def _tier(self) -> dict[str, str]:
+        return {
+            ENV_ENGINE_SOCKET: f"{self.store.socket}.engine",
+            "OLLAMA_KV_TIER_SALT": self.name,
+        }
 
     def _log(self) -> Path:
         self.started += 1

@@ -16,12 +16,14 @@ from typing import Any, Final
 from ollama_tiering import extras
 from ollama_tiering.errors import MissingTool, ServiceError, TieringError
 from ollama_tiering.launch.self_test import checks as every
+from ollama_tiering.launch.self_test import exact
 from ollama_tiering.launch.self_test.checks import ROWS, SelfCheck
 from ollama_tiering.launch.self_test.devices import require_same_devices
 from ollama_tiering.launch.self_test.pair import ServerPair, StockFails, TooFew
 from ollama_tiering.launch.self_test.place import own_folder
 from ollama_tiering.launch.self_test.result import CheckResult, write
 from ollama_tiering.launch.self_test.store import NOT_KEPT, NotTiered, TrialStore
+from ollama_tiering.patchset.llama_server import links
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.llama_server.outcome import SelfTestOutcome
 from ollama_tiering.patchset.report import Report
@@ -42,7 +44,9 @@ def self_test(
     """
     with report.stage("self-test: devices"):
         with_gpu = require_same_devices(installed, tree)
-    wanted = every.ALL if is_whole else every.SHORT
+    wanted: tuple[SelfCheck, ...] = every.ALL if is_whole else every.SHORT
+    if (tree.lib / links.EXACT).is_file():
+        wanted = (*wanted, *exact.ALL)
     with own_folder() as folder, TrialStore(folder / "store") as store:
         bench = _Bench(installed, tree, folder, store, _models(folder / "models", wanted))
         begun = time.monotonic()
@@ -55,6 +59,9 @@ def self_test(
     return outcome
 
 
+_Made = tuple[str, str]  # a model's shape, or an encoder's name, and dtype
+
+
 @dataclass(frozen=True)
 class _Bench:
     """What all checks of a run share."""
@@ -63,7 +70,7 @@ class _Bench:
     tree: InstalledOllama
     folder: Path
     store: TrialStore
-    models: dict[str, Path]
+    models: dict[_Made, Path]
 
     def on_cpu(self, check: SelfCheck) -> ServerPair:
         return self._pair(check, "cpu", _NO_LAYER, None, "")
@@ -78,7 +85,8 @@ class _Bench:
         encoder = ("--mmproj", str(self.models[_encoder(check)])) if check.encoder else ()
         options = (*_ONE_THREAD, "-c", str(check.context), *layers, *check.options, *encoder)
         own = Path(tempfile.mkdtemp(dir=self.folder))
-        servers = (self.installed, self.tree, self.models[check.shape], options, own, self.store)
+        model = self.models[check.shape, check.dtype]
+        servers = (self.installed, self.tree, model, options, own, self.store)
         return ServerPair(f"{check.name}, {where}, {own.name}", *servers, backend, place)
 
 
@@ -119,7 +127,8 @@ def _decided(
 ) -> SelfTestOutcome:
     """Which kinds are refused. Raises the error of a check without which nothing is served."""
     results = list(results)
-    failed = [one for one in results if one.error or (one.not_tiered and one.kind == ROWS)]
+    needed = (ROWS, exact.KIND)
+    failed = [one for one in results if one.error or (one.not_tiered and one.kind in needed)]
     where = write(results, installed, seconds) if failed else ""
     for one in failed:
         if one.kind != ROWS:
@@ -136,7 +145,10 @@ def _decided(
         for one in failed
         if one.error
     }
-    return SelfTestOutcome(sum(one.passed for one in results), refused)
+    not_exact = refused.pop(exact.KIND, "")
+    if unknown := [one for one in failed if one.kind == exact.KIND and one.error is None]:
+        not_exact = f"{unknown[0].name}: {unknown[0].not_tiered}"
+    return SelfTestOutcome(sum(one.passed for one in results), refused, not_exact)
 
 
 def _require_same_bits_on_gpus(
@@ -163,24 +175,24 @@ def _require_same_bits_on_gpus(
         report.warn(f"not tested: {why}")
 
 
-def _models(folder: Path, wanted: Iterable[SelfCheck]) -> dict[str, Path]:
-    """By shape; of encoders of images, too."""
+def _models(folder: Path, wanted: Iterable[SelfCheck]) -> dict[_Made, Path]:
+    """By shape and type of the weights; of encoders of images, too."""
     make_model, make_shape, make_projector = _makers()
     folder.mkdir()
-    made: dict[str, Path] = {}
+    made: dict[_Made, Path] = {}
     for check in wanted:
-        if check.shape not in made:
-            made[check.shape] = folder / f"{check.shape}.gguf"
-            make_model(make_shape(check.shape), made[check.shape])
+        key = check.shape, check.dtype
+        if key not in made:
+            made[key] = folder / f"{check.shape}-{check.dtype}.gguf"
+            make_model(make_shape(check.shape, dtype=check.dtype), made[key])
         if check.encoder:
-            made[_encoder(check)] = folder / f"{_encoder(check)}.gguf"
-            width = make_shape(check.shape).embd
-            make_projector(made[_encoder(check)], check.encoder, width)
+            projector = made[_encoder(check)] = folder / f"{_encoder(check)[0]}.gguf"
+            make_projector(projector, check.encoder, make_shape(check.shape).embd)
     return made
 
 
-def _encoder(check: SelfCheck) -> str:
-    return f"{check.encoder}-{check.shape}"
+def _encoder(check: SelfCheck) -> _Made:
+    return f"{check.encoder}-{check.shape}", "f16"
 
 
 def _makers() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:

@@ -22,6 +22,8 @@ from ollama_tiering import config
 from ollama_tiering.errors import BuildError, TieringError, UnsupportedUpstream, UsageError
 from ollama_tiering.patchset.llama_server import compile as compiling
 from ollama_tiering.patchset.llama_server import (
+    exact_library,
+    exact_processor,
     guard,
     hooks,
     link_tree,
@@ -31,6 +33,7 @@ from ollama_tiering.patchset.llama_server import (
     source,
     tree_use,
 )
+from ollama_tiering.patchset.llama_server.exact_library import ExactAttention
 from ollama_tiering.patchset.llama_server.installation import (
     AUTO,
     SERVER,
@@ -125,7 +128,14 @@ def current(installation: InstalledOllama) -> LinkTree | None:
     wanted = (installation.state(), digest_of(default_sources()))
     own = [tree for tree in trees() if tree.is_of(installation)]
     return next(
-        (t for t in own if (t.state, t.ours) == wanted and _has_its_guard(t, installation)), None
+        (
+            tree
+            for tree in own
+            if (tree.state, tree.ours) == wanted
+            and exact_processor.has_all(tree.processor)
+            and _has_its_guard(tree, installation)
+        ),
+        None,
     )
 
 
@@ -158,7 +168,8 @@ def ensure(
     pin = pins.pin_of(
         pins.load(), version, build, lambda commit: source.tag_of(commit, request.named_source)
     )
-    name = hashlib.sha256(json.dumps([state, ours, compiler.identity]).encode()).hexdigest()[:12]
+    decisive = [state, ours, compiler.identity, exact_processor.flags()]
+    name = hashlib.sha256(json.dumps(decisive).encode()).hexdigest()[:12]
     target = folder() / f"{version}-{name}"
     with (
         locked(folder() / "lock", BUSY, report, seconds=request.patience),
@@ -181,8 +192,12 @@ def ensure(
         library = compiling.compile_server(
             found.folder, installation, compiler, work, report, jobs=request.jobs
         )
+        exact = exact_library.make(
+            found.folder, installation, compiler, work, report, jobs=request.jobs
+        )
         fresh = work / "tree"
-        links.lay(fresh, links.entries(installation, state, version, library))
+        every = links.entries(installation, state, version, library, exact=exact.file)
+        links.lay(fresh, every)
         made = InstalledOllama(fresh / links.PROGRAM, fresh / links.LIB)
         outcome = self_test(installation, made, not is_tested, report)
         if outcome.refused:
@@ -190,9 +205,16 @@ def ensure(
         if installation.state() != state:
             raise BuildError(f"{installation.lib} was changed meanwhile", hint="try it again")
         program = str(usual_name(installation.program, on_path=True))
+        not_exact = _keep_exact(fresh, exact, outcome, report)
         tested = (is_tested, outcome.checks, dict(outcome.refused))
         tree = LinkTree(target, program, version, pin.name, state, ours, *tested)
-        tree = replace(tree, parts=parts.of(fresh, installation))
+        tree = replace(
+            tree,
+            exact="" if not_exact else exact.words,
+            not_exact=not_exact,
+            processor=exact.processor,
+            parts=parts.of(fresh, installation),
+        )
         (fresh / RECORD).touch(0o600)  # it is locked later
         (fresh / RECORD).write_text(link_tree.text_of(tree), encoding="utf-8")
         parts.make_durable(fresh)
@@ -201,6 +223,16 @@ def ensure(
         fresh.rename(target)
         sync_directory(folder())
     return tree
+
+
+def _keep_exact(tree: Path, exact: ExactAttention, outcome: SelfTestOutcome, report: Report) -> str:
+    """Why the tree has no exact attention; empty where it has. One that failed its test goes."""
+    if exact.file and not outcome.not_exact:
+        return ""
+    (tree / links.LIB / links.EXACT).unlink(missing_ok=True)
+    why = outcome.not_exact or exact.words
+    report.warn(f"attention on the CPU stays stock's: {why}")
+    return why
 
 
 @contextlib.contextmanager
@@ -230,8 +262,9 @@ def digest_of(sources: Path) -> str:
     """
     how = (compiling.FLAGS, compiling.DEFINED, compiling.INCLUDED, compiling.LINKED, guard.SCRIPT)
     state = hashlib.sha256(f"{FORMAT} {hooks.HOOKS!r} {how!r}".encode())
-    for path in sorted(path for path in sources.rglob("*") if path.is_file()):
-        content = path.read_bytes()
-        for part in (os.fsencode(path.relative_to(sources)), content):
+    files = sorted(path for path in sources.rglob("*") if path.is_file())
+    ours = [(str(path.relative_to(sources)), path.read_bytes()) for path in files]
+    for name, content in (*ours, *exact_library.sources()):
+        for part in (os.fsencode(name), content):
             state.update(len(part).to_bytes(8, "little") + part)
     return state.hexdigest()

@@ -113,7 +113,29 @@ def compile_server(
     table = work / linked.FILE
     table.write_text(linked.source([library(installation, name) for name in LIBRARIES]), "utf-8")
     units = _units(source, ui, table, installation)
-    with report.stage(f"compiling {count(len(units), 'file')} of llama-server") as detail:
+    compile_all("llama-server", units, source, compiler, report, jobs)
+    return _link([unit.object for unit in units], installation, compiler, work, report)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileUnit:
+    """A file, and with which flags an object is made of it."""
+
+    file: Path
+    object: Path
+    flags: tuple[str, ...]
+
+
+def compile_all(
+    what: str,
+    units: Sequence[CompileUnit],
+    source: Path,
+    compiler: CxxCompiler,
+    report: Report,
+    jobs: int | None,
+) -> None:
+    """Several at a time. BuildError has the compiler's words."""
+    with report.stage(f"compiling {count(len(units), 'file')} of {what}") as detail:
         pool = ThreadPoolExecutor(jobs or os.cpu_count() or 1)
         try:
             running = [pool.submit(_compile, unit, source, compiler, report) for unit in units]
@@ -122,35 +144,28 @@ def compile_server(
                 one.result()
         finally:
             pool.shutdown(cancel_futures=True)
-    return _link([unit.object for unit in units], installation, compiler, work, report)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    file: Path
-    object: Path
-    flags: tuple[str, ...]
-
-
-def _units(source: Path, ui: Path, table: Path, installation: InstalledOllama) -> list[_Unit]:
+def _units(source: Path, ui: Path, table: Path, installation: InstalledOllama) -> list[CompileUnit]:
     """The longest first."""
     server, ours = source / SERVER, source / OURS
     symbol, flag = SUBPROCESS
     common = exported.symbols(library(installation, "libllama-common"))
     switches = (*DEFINED, flag) if symbol in common else DEFINED
     places = (server, ui, ours, *(source / part for part in INCLUDED))
-    usual = (*switches, *(f"-I{place}" for place in places))
+    usual = tuple(f"-I{place}" for place in places)
     # llama.cpp's own headers are for our files alone: common/ has some of the same names.
-    inner = (*switches, f"-I{ours}", f"-I{source / 'src'}", *usual[len(switches) :])
+    inner = (*FLAGS, *switches, f"-I{ours}", f"-I{source / 'src'}", *usual)
+    usual = (*FLAGS, *switches, *usual)
     http = source / HTTP
     files = [
         *((path, usual) for path in server.glob("*.cpp") if path.name != _MAIN),
         *((path, inner) for path in (*ours.glob("*.cpp"), table)),
         *((path, usual) for path in ui.glob("*.cpp")),
-        (http / "httplib.cpp", tuple(_http_definitions(http))),
+        (http / "httplib.cpp", (*FLAGS, *_http_definitions(http))),
     ]
     files.sort(key=lambda one: (-one[0].stat().st_size, one[0].name))
-    return [_Unit(path, ui.parent / f"{path.stem}.o", flags) for path, flags in files]
+    return [CompileUnit(path, ui.parent / f"{path.stem}.o", flags) for path, flags in files]
 
 
 def _http_definitions(folder: Path) -> list[str]:
@@ -167,17 +182,17 @@ def _make_ui(source: Path, compiler: CxxCompiler, work: Path, report: Report) ->
         no_page.write(source, folder)
         return folder
     flags = ("-std=gnu++17", "-O1", "-w", "-o", program)
-    _run([*compiler.command, *flags, source / EMBED], work, report)
-    _run([program, folder / "ui.cpp", folder / "ui.h"], work, report)
+    run_compiler([*compiler.command, *flags, source / EMBED], work, report)
+    run_compiler([program, folder / "ui.cpp", folder / "ui.h"], work, report)
     return folder
 
 
-def _compile(unit: _Unit, source: Path, compiler: CxxCompiler, report: Report) -> None:
+def _compile(unit: CompileUnit, source: Path, compiler: CxxCompiler, report: Report) -> None:
     # Without the name of the folder the same source gives the same library, wherever it is made.
     plain = f"-ffile-prefix-map={source.parent}=."
     command: list[str | Path]
-    command = [*compiler.command, *FLAGS, plain, *unit.flags, "-c", unit.file, "-o", unit.object]
-    _run(command, unit.object.parent, report)
+    command = [*compiler.command, plain, *unit.flags, "-c", unit.file, "-o", unit.object]
+    run_compiler(command, unit.object.parent, report)
 
 
 def _link(
@@ -200,7 +215,8 @@ def _link(
     return target
 
 
-def _run(command: Sequence[str | Path], work: Path, report: Report) -> None:
+def run_compiler(command: Sequence[str | Path], work: Path, report: Report) -> None:
+    """BuildError has its words. `work` is where it writes."""
     done = run(*command, env=_IN_ENGLISH, report=report)
     if done.returncode:
         raise _failed(command, done, work)
@@ -211,7 +227,9 @@ def _failed(command: Sequence[str | Path], done: Finished, work: Path) -> BuildE
         return disk_full(work)
     tail = done.tail
     errors = [line for line in tail if "error" in line] or list(tail[-3:]) or ["it says nothing"]
-    name = next((Path(part).name for part in reversed(command) if str(part).endswith(".cpp")), "")
+    name = next(
+        (Path(part).name for part in reversed(command) if str(part).endswith((".c", ".cpp"))), ""
+    )
     what = f"compiling {name}" if name and "-c" in command else shutil.which(str(command[0]))
     cure = "this source does not fit this Ollama; tiering patch -v shows the command"
     if done.returncode == -signal.SIGKILL or _NO_MEMORY.search("\n".join(tail)):

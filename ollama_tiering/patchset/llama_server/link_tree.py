@@ -13,15 +13,27 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from ollama_tiering.patchset.llama_server import guard, links, parts
+from ollama_tiering.patchset.llama_server import exact_processor, guard, links, parts
 from ollama_tiering.patchset.llama_server.installation import FileState, InstalledOllama
 from ollama_tiering.patchset.llama_server.outcome import SelfTestOutcome
 from ollama_tiering.patchset.llama_server.parts import Parts
 from ollama_tiering.system.durable_file import bounded_content
 from ollama_tiering.system.files import without_links
 
-FORMAT: Final = 3
-_BEFORE: Final = 2  # without what the self-test found: such trees serve on where none can be made
+FORMAT: Final = 4
+# Trees of older formats serve on where none can be made. They lack what the self-test found, or
+# what is known of exact attention.
+_UNTOLD: Final[dict[int, dict[str, Any]]] = {
+    2: {
+        "is_tested": True,
+        "checks": 1,
+        "refused": {},
+        "exact": "",
+        "not_exact": "",
+        "processor": "",
+    },
+    3: {"exact": "", "not_exact": "", "processor": ""},
+}
 RECORD: Final = "tree.json"
 _MOST_BYTES: Final = 16 << 20
 _PLAIN: Final = re.compile(r"[\w.+-]+", re.ASCII)  # they come into a script
@@ -33,7 +45,9 @@ class LinkTree:
     where an update changes what a link leads to; `state` that of all its files when the tree was
     made, `ours` a digest of our part, `parts` what lies in the tree (a service has a manifest
     instead). `is_tested`: this llama.cpp is on the list (pins.toml). `checks` of the self-test
-    passed, `refused` says which kinds did not, and why.
+    passed, `refused` says which kinds did not, and why. `exact`: the kernels of its exact
+    attention; empty where it has none, and `not_exact` says why; `processor`: the flags of the one
+    on which the tree was made.
     """
 
     folder: Path
@@ -45,6 +59,9 @@ class LinkTree:
     is_tested: bool = True
     checks: int = 0
     refused: dict[str, str] = field(default_factory=dict)
+    exact: str = ""
+    not_exact: str = ""
+    processor: str = ""
     parts: Parts = field(default_factory=list)
 
     @property
@@ -63,6 +80,20 @@ class LinkTree:
             return what
         listed = "" if self.is_tested else ", not on the list of tested ones"
         return f"{what}{listed}: {SelfTestOutcome(self.checks, self.refused)}"
+
+    @property
+    def runs_exact(self) -> bool:
+        """Whether its exact attention is for this processor."""
+        return bool(self.exact) and exact_processor.has_all(self.processor)
+
+    @property
+    def attention_here(self) -> str:
+        """How it computes attention on this machine's CPU, in words."""
+        if not self.exact:
+            return f"stock ({self.not_exact})" if self.not_exact else "stock"
+        if self.runs_exact:
+            return f"exact ({self.exact})"
+        return "stock (the exact one is for another processor: tiering patch)"
 
     def is_of(self, installation: InstalledOllama) -> bool:
         """Whether its program is that one now."""
@@ -91,9 +122,8 @@ def read(folder: Path) -> LinkTree | None:
         values: dict[str, Any] = json.loads(bounded_content(folder / RECORD, _MOST_BYTES))
         names = {field.name for field in fields(LinkTree)} - {"folder"}
         found = values.pop("format")
-        if found == _BEFORE:
-            values = {"is_tested": True, "checks": 1, "refused": {}, **values}
-        if found not in (FORMAT, _BEFORE) or set(values) != names:
+        values = {**_UNTOLD.get(found, {}), **values}
+        if found not in (FORMAT, *_UNTOLD) or set(values) != names:
             return None
         plain = (values["version"], values["pin"], *values["refused"])
         if not all(_PLAIN.fullmatch(word) for word in plain):

@@ -1,4 +1,4 @@
-"""A tree of links: an installed Ollama as it is, but for one library.
+"""A tree of links: an installed Ollama as it is, but for one library, and one more.
 
 `ollama` looks for its libraries from where its own file lies, without links, so the tree has a file
 of that name: a hard link, or a copy. `llama-server` is copied for the same reason, and a guard has
@@ -25,6 +25,7 @@ from ollama_tiering.patchset.llama_server.installation import (
 
 PROGRAM: Final = Path("bin/ollama")
 LIB: Final = Path("lib/ollama")
+EXACT: Final = "libggml-cpu-exact.so"  # exact_library.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +46,20 @@ def entries(
     version: str,
     implementation: Path,
     refused: Collection[str] = (),
+    exact: Path | None = None,
 ) -> Iterator[TreeEntry]:
     """All of a tree; `implementation` is our library, compiled for the files of that state and
-    version, `refused` the kinds that failed its self-test. The guard is the last, so that none lets
-    a library be used that is not there yet.
+    version, `refused` the kinds that failed its self-test, `exact` our exact attention. The guard
+    is the last, so that none lets a library be used that is not there yet.
     """
     yield TreeEntry(PROGRAM, installation.program)
-    yield TreeEntry(LIB / IMPLEMENTATION, implementation)
+    ours = {IMPLEMENTATION: implementation} | ({EXACT: exact} if exact else {})
+    for name, library in ours.items():
+        yield TreeEntry(LIB / name, library)
     for installed in sorted(installation.lib.iterdir()):
         if installed.name == SERVER:
             yield TreeEntry(LIB / guard.COPY, installed)
-        elif installed.name != IMPLEMENTATION:
+        elif installed.name not in ours:
             yield TreeEntry(LIB / installed.name, installed, is_link=True)
     yield TreeEntry(LIB / SERVER, text=guard.text(installation, state, version, refused))
 

@@ -11,10 +11,13 @@ from types import MappingProxyType
 class SelfTestOutcome:
     """`checks`: how many passed. `refused`: kinds of models or settings that failed theirs, by the
     words that llama-server's part knows (kvt_kinds.cpp), and why; they are served as stock.
+    `not_exact`: why the tree goes without exact attention; empty where that passed, or is not
+    there.
     """
 
     checks: int
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    not_exact: str = ""
 
     def __str__(self) -> str:
         passed = f"{self.checks} check{'' if self.checks == 1 else 's'} passed"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import shutil
 import tarfile
 from collections.abc import Collection
@@ -26,9 +27,10 @@ from ollama_tiering.patchset.upstream import SourceCache, import_git, local_git_
 UPSTREAM: Final = "https://github.com/ggml-org/llama.cpp"
 # Folders, each with all below it; other files of a source are not needed.
 PARTS: Final = ("tools/server/", "tools/mtmd/", "tools/ui/", "common/", "include/", "src/")
-PARTS_DEEPER: Final = ("ggml/include/", "vendor/")
+PARTS_DEEPER: Final = ("ggml/include/", "ggml/src/", "vendor/")
+_OTHER_BACKENDS: Final = re.compile(r"ggml/src/ggml-(?!cpu/)[^/]+/")  # not the CPU's
 _MARK: Final = "tools/server/server-context.cpp"
-_KINDS: Final = (".h", ".hpp", ".cpp", ".txt", ".in", ".inc", ".cmake")
+_KINDS: Final = (".h", ".hpp", ".c", ".cpp", ".txt", ".in", ".inc", ".cmake")
 _HINT: Final = "--llama-source takes a git clone, a folder, or a tar archive of llama.cpp"
 
 
@@ -138,6 +140,8 @@ def _is_clone(place: Path) -> bool:
 
 
 def _wanted(name: str) -> bool:
+    if _OTHER_BACKENDS.match(name):
+        return False
     return name.startswith(PARTS + PARTS_DEEPER) and name.endswith(_KINDS)
 
 

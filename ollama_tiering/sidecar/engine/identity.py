@@ -62,6 +62,7 @@ class Identity:
     model: str
     engine: str
     caches: str  # in words, for people
+    cpu_attention: str  # that is exact; empty of stock's
 
 
 def identity_of(hello: Hello, content: str = "") -> Identity:
@@ -93,6 +94,7 @@ def identity_of(hello: Hello, content: str = "") -> Identity:
         model=fields["model"],
         engine=fields["engine"],
         caches=caches(hello),
+        cpu_attention=fields.get("attention", ""),
     )
 
 

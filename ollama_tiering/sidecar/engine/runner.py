@@ -49,6 +49,7 @@ class EngineRunner:
             namespace=identity.namespace,
             started_unix_seconds=time.time(),
             caches=identity.caches,
+            cpu_attention=identity.cpu_attention,
             min_tokens=min_tokens,
         )
 

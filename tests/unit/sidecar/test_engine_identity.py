@@ -41,6 +41,15 @@ def test_every_field_and_every_layer_separates() -> None:
     assert len(set(names)) == len(names)
 
 
+def test_rows_of_exact_attention_are_not_stocks() -> None:
+    """Nor those of another version or kernel of it, however alike all else is."""
+    said = ["", "exact 2 (avx512)", "exact 2 (avx2)", "exact 3 (avx512)"]
+    found = [identity_of(hello(fields={"attention": one})) for one in said]
+    assert len({one.namespace for one in found}) == len(said)
+    assert [one.cpu_attention for one in found] == said
+    assert found[0].namespace == identity_of(hello()).namespace, "stock's are where they were"
+
+
 def test_the_namespace_is_the_digest_of_its_description_and_the_order_of_fields_is_none() -> None:
     one = hello(fields={"v": "transposed", "rope": "b"})
     identity = identity_of(one)

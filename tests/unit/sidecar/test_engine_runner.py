@@ -28,6 +28,12 @@ def runner() -> EngineRunner:
     return EngineRunner(4711, IDENTITY, 64)
 
 
+def test_it_reports_which_attention_computes() -> None:
+    exact = identity_of(hello(fields={"attention": "exact 2 (avx512)"}))
+    assert EngineRunner(4711, exact, 64).report().cpu_attention == "exact 2 (avx512)"
+    assert runner().report().cpu_attention == ""
+
+
 def test_as_long_as_no_prefill_was_measured_it_restores() -> None:
     assert runner().restore_pays(GateMode.MEASURED, 1, 1 << 40, 1e9)
 

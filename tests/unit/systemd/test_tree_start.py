@@ -132,7 +132,7 @@ def test_the_tree_is_started_with_the_variables_of_tiering_up(world: World) -> N
     socket = Path(started.environment[ENV_ENGINE_SOCKET])
     run = Path("/run") if world.shared else world.root / "run"
     assert socket == run / "ollama-tiering/sidecar.sock.engine"
-    wanted = llama_server_environment(ADDRESS, socket)
+    wanted = llama_server_environment(ADDRESS, socket, cpu_attention="exact")
     names = {*wanted, "OLLAMA_KV_TIERING", "OLLAMA_KV_TIER_SOCKET", "PYTHONPATH"}
     assert {n: v for n, v in started.environment.items() if n in names} == wanted
 

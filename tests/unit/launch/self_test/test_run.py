@@ -66,7 +66,7 @@ ROWS_CHECK = SelfCheck("rows", ROWS, "llama-tiny", ("-np", "1"), after_a_kill)
 @pytest.fixture
 def bench(tmp_path: Path) -> Callable[[Answers], run._Bench]:
     sides = [InstalledOllama(tmp_path / n / "ollama", tmp_path / n / "lib") for n in "ab"]
-    models = {"llama-tiny": tmp_path / "model"}
+    models = {("llama-tiny", "f16"): tmp_path / "model"}
 
     def made(answers: Answers) -> run._Bench:
         return run._Bench(*sides, tmp_path, answers, models)  # type: ignore[arg-type]
@@ -214,7 +214,7 @@ class Whole:
             run,
             "_models",
             lambda *_: dict.fromkeys(
-                (name for c in ALL for name in (c.shape, run._encoder(c))), tmp_path
+                (key for c in ALL for key in ((c.shape, c.dtype), run._encoder(c))), tmp_path
             ),
         )
         made = [SelfCheck(c.name, c.kind, c.shape, c.options, self._check(c.name)) for c in ALL]

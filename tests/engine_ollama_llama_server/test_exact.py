@@ -1,0 +1,296 @@
+"""Exact attention in the tree of links, with a real llama-server: one answer however a prompt is
+cut, taken only where it is asked for and the processor is the one that it was compiled for; and
+what comes back from the store is what was in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ollama_tiering.models.make import make_model
+from ollama_tiering.models.shapes import make_shape
+from ollama_tiering.patchset.llama_server import guard, link_tree, links
+from tests.engine_llama_server.server import Answer, LlamaServer
+from tests.engine_ollama_llama_server.conftest import SHAPES
+from tests.engine_ollama_llama_server.servers import Place, Stock, Up, tiering
+from tests.engine_ollama_llama_server.test_ollama_llama_server import CHARACTERS, ENDS, START
+from tests.places import short_directory
+from tests.sidecar import SidecarProcess
+
+VARIABLE = "OLLAMA_CPU_ATTENTION"
+EXACT, STOCK = {VARIABLE: "exact"}, {VARIABLE: "stock"}
+FIXED = ("-c", "2048", "-np", "1", "-ngl", "0", "-fa", "on")
+CUTS = ((64, 1), (100, 2), (1, 1), (7, 2))  # tokens of a batch, threads; against 512 and 1
+PROMPT = [1 + number * number * 7 % 89 for number in range(203)]  # no multiple of 4 or 7
+ANSWER = 6
+# Those that are named in docs/exact.md. Of experts, GGML multiplies one column at a time.
+ONE_ANSWER = (
+    *(("llama-tiny", dtype) for dtype in ("f32", "f16", "bf16", "q8_0", "q4_k_m")),
+    *(("mixtral-tiny", dtype) for dtype in ("f16", "q4_k_m")),
+    ("mla-tiny", "f16"),
+)
+
+
+@pytest.fixture(scope="session")
+def exact(tree: Path) -> Path:
+    """The tree's llama-server, without the guard."""
+    found = link_tree.read(tree)
+    assert found is not None
+    if not found.runs_exact:
+        pytest.skip(f"the tree has no exact attention: {found.attention_here}")
+    return found.lib / guard.COPY
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    folder = tmp_path_factory.mktemp("exact")
+
+    def made(shape: str, dtype: str = "f16") -> Path:
+        path = folder / f"{shape}-{dtype}.gguf"
+        if not path.exists():
+            make_model(make_shape(shape, dtype=dtype), path)
+        return path
+
+    return made
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Callable[..., Any]:
+    @contextmanager
+    def started(
+        program: Path, model: Path, *options: str, env: dict[str, str], sidecar: Any = None
+    ) -> Iterator[LlamaServer]:
+        engine = None if sidecar is None else sidecar.socket.with_name("s.engine")
+        given = (*FIXED, *options)
+        with LlamaServer(program, model, tmp_path / "log", *given, sidecar=engine, env=env) as one:
+            yield one
+
+    return started
+
+
+Serve = Callable[..., Any]
+Models = Callable[..., Path]
+
+
+def cpu_library(pid: int | None) -> str:
+    """The one that is loaded."""
+    text = Path(f"/proc/{pid}/maps").read_text()
+    names = {line.rsplit("/", 1)[-1] for line in text.splitlines() if "libggml-cpu" in line}
+    (name,) = names
+    return name
+
+
+def pid_of(server: LlamaServer) -> int:
+    assert server.process is not None
+    return server.process.pid
+
+
+@pytest.mark.parametrize(("shape", "dtype"), ONE_ANSWER)
+def test_one_answer_for_every_cut(
+    exact: Path, model: Models, serve: Serve, shape: str, dtype: str
+) -> None:
+    """Also of a hit, and of a text that was generated and is read."""
+    file = model(shape, dtype)
+    with serve(exact, file, env=EXACT) as server:
+        assert cpu_library(pid_of(server)) == links.EXACT
+        whole = server.complete(PROMPT, ANSWER)
+        assert whole.cached == 0
+        for left in (1, 2, 3, 5, 130):  # columns that are computed
+            server.complete([*PROMPT[:-left], 7], 1)
+            hit = server.complete(PROMPT, ANSWER)
+            assert hit.cached == len(PROMPT) - left
+            assert hit.bits == whole.bits, left
+    read = [*PROMPT, *whole.tokens[:-1]]
+    for batch, threads in CUTS:
+        cut = ("-ub", str(batch), "-t", str(threads), "-tb", str(threads))
+        with serve(exact, file, *cut, env=EXACT) as server:
+            again = server.complete(read, 1)
+            assert again.cached == 0
+            assert again.bits == whole.bits[-1:], (batch, threads)
+            assert server.complete(PROMPT, ANSWER).bits == whole.bits, (batch, threads)
+
+
+def test_three_threads_give_it_too(exact: Path, model: Models, serve: Serve) -> None:
+    file = model("llama-tiny", "q4_k_m")
+    answers = []
+    for threads in ("1", "3"):
+        with serve(exact, file, "-t", threads, "-tb", threads, env=EXACT) as server:
+            answers.append(server.complete(PROMPT[:50], 2).bits)
+    assert answers[0] == answers[1]
+
+
+def test_stock_has_other_answers_for_other_cuts(exact: Path, model: Models, serve: Serve) -> None:
+    """Else the tests above could not fail."""
+    file, answers = model("llama-tiny"), set()
+    for batch in ("512", "64"):
+        with serve(exact, file, "-ub", batch, env=STOCK) as server:
+            answers.add(server.complete(PROMPT, ANSWER).bits)
+    assert len(answers) == 2
+
+
+def test_two_slots_at_once(exact: Path, model: Models, serve: Serve) -> None:
+    """Each in cells of its own, in one batch: streams."""
+    file = model("llama-tiny")
+    other = PROMPT[::-1]
+    with serve(exact, file, env=EXACT) as server:
+        alone = [server.complete(prompt, ANSWER).bits for prompt in (PROMPT, other)]
+    with serve(exact, file, "-np", "2", "--no-kv-unified", "-c", "4096", env=EXACT) as server:
+        both = server.complete_all([PROMPT, other], ANSWER)
+    assert [one.bits for one in both] == alone
+
+
+@pytest.fixture
+def as_installed(installed: Path, model: Models, serve: Serve) -> Answer:
+    with serve(installed / links.LIB / "llama-server", model("llama-tiny"), env={}) as server:
+        answer = server.complete(PROMPT, ANSWER)
+        assert isinstance(answer, Answer)
+        return answer
+
+
+@pytest.mark.parametrize("value", [None, "", "stock", "exactly", "exact stock", "1"])
+def test_without_the_variable_the_installed_library_computes(
+    exact: Path, model: Models, serve: Serve, as_installed: Answer, value: str | None
+) -> None:
+    env = {} if value is None else {VARIABLE: value}
+    with serve(exact, model("llama-tiny"), env=env) as server:
+        assert cpu_library(pid_of(server)) != links.EXACT
+        assert server.complete(PROMPT, ANSWER) == as_installed
+
+
+@pytest.mark.parametrize("value", ["exact", ' "exact" ', "exact\n"])
+def test_spaces_and_quotes_do_not_count(
+    exact: Path, model: Models, serve: Serve, as_installed: Answer, value: str
+) -> None:
+    with serve(exact, model("llama-tiny"), env={VARIABLE: value}) as server:
+        assert cpu_library(pid_of(server)) == links.EXACT
+        assert server.complete(PROMPT, ANSWER).bits != as_installed.bits
+
+
+def test_on_another_processor_the_installed_library_computes(
+    exact: Path, model: Models, serve: Serve, as_installed: Answer, tmp_path: Path
+) -> None:
+    """The library is not changed but for one instruction set, which it asks for."""
+    folder = tmp_path / "tree"
+    shutil.copytree(exact.parent, folder, symlinks=True)
+    library = folder / links.EXACT
+    content = library.read_bytes()
+    assert content.count(b" fma fpu ") == 1
+    library.write_bytes(content.replace(b" fma fpu ", b" xma fpu "))
+    with serve(folder / exact.name, model("llama-tiny"), env=EXACT) as server:
+        assert cpu_library(pid_of(server)) != links.EXACT
+        assert server.complete(PROMPT, ANSWER) == as_installed
+
+
+@pytest.fixture
+def sidecar() -> Iterator[SidecarProcess]:
+    with (
+        short_directory() as directory,
+        short_directory(in_memory=True) as fast,
+        SidecarProcess(directory, fast=fast) as running,
+    ):
+        yield running
+
+
+ROWS = 192  # of PROMPT, in whole blocks
+TIERED = {"OLLAMA_KV_TIER_GATE": "restore", "OLLAMA_KV_TIER_MIN_TOKENS": "1"}
+
+
+def stored(sidecar: SidecarProcess) -> int:
+    return sum(one.blocks for one in sidecar.stat().namespaces)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [("llama-tiny", "f16"), ("llama-tiny", "q8_0"), ("llama-tiny", "q4_k_m")]
+)
+def test_after_a_kill_it_is_the_resident_hit(
+    exact: Path, model: Models, serve: Serve, sidecar: SidecarProcess, shape: str, dtype: str
+) -> None:
+    file, env = model(shape, dtype), {**EXACT, **TIERED}
+    one, two = ([*PROMPT, end, *PROMPT[:20]] for end in (3, 4))
+    with serve(exact, file, env=EXACT) as memory:
+        cold, hit = memory.complete(one), memory.complete(two)
+    with serve(exact, file, env=env, sidecar=sidecar) as server:
+        assert server.complete(one) == cold
+        server.wait_for(lambda: stored(sidecar) >= 4)
+        server.kill()
+    with serve(exact, file, env=env, sidecar=sidecar) as server:
+        restored = server.complete(two)
+        assert cpu_library(pid_of(server)) == links.EXACT
+    assert restored == hit
+    assert restored.cached >= ROWS
+
+
+@pytest.mark.parametrize("first", ["exact", "stock"])
+def test_rows_of_exact_and_of_stocks_attention_are_never_mixed(
+    exact: Path, model: Models, serve: Serve, sidecar: SidecarProcess, first: str
+) -> None:
+    file = model("llama-tiny")
+    second = "stock" if first == "exact" else "exact"
+    with serve(exact, file, env={VARIABLE: first, **TIERED}, sidecar=sidecar) as server:
+        server.complete(PROMPT, 1)
+        server.wait_for(lambda: stored(sidecar) >= 4)
+    with serve(exact, file, env={VARIABLE: second, **TIERED}, sidecar=sidecar) as server:
+        assert server.complete(PROMPT, 1).cached == 0
+    with serve(exact, file, env={VARIABLE: first, **TIERED}, sidecar=sidecar) as server:
+        assert server.complete(PROMPT, 1).cached >= ROWS
+    reports = {one.cpu_attention for one in sidecar.stat().runners}
+    assert {one.partition(" ")[0] for one in reports} == {"exact", ""}
+
+
+def test_ollama_serves_with_it(
+    start_stock: Callable[..., Stock], start_up: Callable[..., Up], exact: Path
+) -> None:
+    """`tiering up` asks for it; its own variable, or the setting, turns it off."""
+    up = start_up(**EXACT)
+    first = up.generate(SHAPES[0], START + ENDS[0])
+    (runner,) = up.runners()
+    assert cpu_library(runner.pid) == links.EXACT
+    (said,) = [one.cpu_attention for one in up.stat().runners if one.pid == runner.pid]
+    assert said.startswith("exact ")
+    up.wait_stored(10)
+    up.unload(SHAPES[0])
+    hit = up.generate(SHAPES[0], START + ENDS[1])
+    (runner,) = up.runners()
+    assert up.restored([runner.pid]) >= CHARACTERS * 9 // 10
+    up.kill()
+
+    memory = start_stock(exact.parents[2] / links.PROGRAM, **EXACT)
+    assert memory.generate(SHAPES[0], START + ENDS[0]) == first
+    assert memory.generate(SHAPES[0], START + ENDS[1]) == hit
+    (runner,) = memory.runners()
+    assert cpu_library(runner.pid) == links.EXACT
+
+
+def test_num_batch_and_num_thread_change_no_bit_under_ollama(
+    start_stock: Callable[..., Stock], exact: Path
+) -> None:
+    server = start_stock(exact.parents[2] / links.PROGRAM, **EXACT)
+    answers = [
+        server.generate(SHAPES[0], START, **options)
+        for options in (
+            {"num_batch": 512},
+            {"num_batch": 64},
+            {"num_batch": 100, "num_thread": 2},
+        )
+    ]
+    assert answers[1:] == answers[:1] * 2
+
+
+def test_what_is_said_of_it(place: Place, exact: Path) -> None:
+    done = tiering(place, "patch", "status", "--json")
+    (row,) = [
+        one
+        for one in json.loads(done.stdout)["installed"]
+        if Path(one["binary"]).parents[1] == exact.parents[2]
+    ]
+    assert row["cpu_attention"].startswith("exact (")
+    assert (
+        f"attention on the CPU: {row['cpu_attention']}" in tiering(place, "patch", "status").stdout
+    )
