@@ -40,7 +40,9 @@ PACKAGES = {  # of Debian: a file that each has
     "cmake": ("/usr/bin/cmake", "/usr/local/bin/cmake"),
 }
 # Debian 12's headers (1.3.239) lack what ggml-vulkan needs; these are Debian 13's.
-HEADERS = "http://deb.debian.org/debian/pool/main/v/vulkan-loader/libvulkan-dev_1.4.309.0-1_amd64.deb"
+HEADERS = (
+    "http://deb.debian.org/debian/pool/main/v/vulkan-loader/libvulkan-dev_1.4.309.0-1_amd64.deb"
+)
 HEADERS_SHA256 = "8d329d465e16168afff58b1bd0dd6db46aac2cc3f56054a481b25a04e90b345a"
 INCLUDED, MARK = Path("vulkan/vulkan_structs.hpp"), b"LayerSettingEXT"
 OPTIONS = ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
@@ -121,7 +123,8 @@ def compiled(source: Path, build: Path, options: list[str], jobs: int) -> Iterat
     glslc.chmod(0o755)
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     named = [f"-DVulkan_GLSLC_EXECUTABLE={glslc}", f"-DVulkan_INCLUDE_DIR={headers()}"]
-    command = ["cmake", "-S", source, "-B", build, *generator, *OPTIONS, *options, *named]
+    places = ["-S", str(source), "-B", str(build)]
+    command = ["cmake", *places, *generator, *OPTIONS, *options, *named]
     subprocess.run(command, stdout=sys.stderr, check=True)
     target = ["--target", "ggml-vulkan", "--parallel", str(jobs)]
     subprocess.run(["cmake", "--build", build, *target], stdout=sys.stderr, check=True)

@@ -1,4 +1,4 @@
-"""What a build with `--cuda stock` has beside it, and what GGML loads of that."""
+"""What a build with `--gpu stock` has beside it, and what GGML loads of that."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
 from ollama_tiering.patchset import (
     build,
     gpu_libraries,
+    gpus,
     identity,
     release_archive,
     stock,
@@ -253,6 +254,7 @@ def test_of_an_archive_that_is_gone_what_was_unpacked_serves_on(
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_tools: FakeTools) -> Path:
     """A machine with a GPU and no toolkit; where its Ollama would be."""
     monkeypatch.setattr(tools, "NVIDIA_DEVICE", tmp_path)
+    monkeypatch.setattr(gpus, "ROOT", tmp_path / "none")
     monkeypatch.setattr(tools, "find_cuda", lambda: None)
     monkeypatch.setattr(stock, "USUAL", (tmp_path / "usual",))
     return tmp_path / "usual"
@@ -282,14 +284,14 @@ def test_by_itself_it_builds_for_the_cpu_where_none_fits_and_says_why(
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning:")]
     assert len(said) == 1
     assert "is Ollama 0.5.0, whose GGML is not known to fit v0.16.0" in said[0]
-    assert "--cuda stock=FILE" in said[0]
+    assert "--gpu stock=FILE" in said[0]
 
 
 def test_asked_for_a_toolkit_it_does_not_take_stock_instead(gpu: Path, patchset: Patchset) -> None:
     ollama(gpu)
     with pytest.raises(MissingTool, match="nvcc") as caught:
         plan(replace(NATIVE, cuda="on"), patchset)
-    assert "--cuda stock" in str(caught.value.hint)
+    assert "--gpu stock" in str(caught.value.hint)
 
 
 # --- what is loaded -------------------------------------------------------------------------------
