@@ -163,7 +163,9 @@ class LlamaServer:
     def stream(self, tokens: Sequence[int], count: int, **options: Any) -> Iterator[float]:
         """When each token came."""
         body = request(list(tokens), count, n_probs=0, stream=True, **options)
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.request_seconds)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self.port, timeout=self.request_seconds
+        )
         with contextlib.closing(connection):
             connection.request("POST", "/completion", json.dumps(body), JSON)
             for line in connection.getresponse():
@@ -173,7 +175,9 @@ class LlamaServer:
     def ask_and_leave(self, tokens: Sequence[int], until: threading.Event) -> None:
         """A client that does not wait for its answer."""
         body = request(list(tokens), 12, stream=True)
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=self.request_seconds)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self.port, timeout=self.request_seconds
+        )
         with contextlib.closing(connection):
             connection.request("POST", "/completion", json.dumps(body), JSON)
             assert until.wait(self.request_seconds)
