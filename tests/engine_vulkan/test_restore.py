@@ -17,7 +17,7 @@ from tests.engine_vulkan.engines import CHARACTERS, TWO, End, Engine, Said
 
 Begin = Callable[..., Engine]
 
-FIRST, MORE = 300, (40, 30, 20)  # tokens of the prompts, those of the answers beside them
+FIRST, MORE = 150, (30, 20, 10)  # tokens of the prompts, those of the answers beside them
 GO, CPP = "Ollama", "llama-server"
 ON = {"-fa": "on", "-np": "1"}
 Q8 = {"OLLAMA_KV_CACHE_TYPE": "q8_0"}
@@ -27,19 +27,19 @@ SLOTS, SLOTS_CPP = {"OLLAMA_NUM_PARALLEL": "2"}, {"-np": "2", "--no-kv-unified":
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Go engine": (GO, "qwen3", {}),
     "Go engine, q8_0": (GO, "qwen3", Q8),
-    "Go engine, some layers": (GO, "qwen3", {"num_gpu": 2}),
+    "Go engine, some layers": (GO, "qwen3", {"num_gpu": 1}),
     "Go engine, two devices": (GO, "qwen3", TWO | {"OLLAMA_SCHED_SPREAD": "1"}),
     "Go engine, two slots": (GO, "qwen3", SLOTS),
     "Go engine, windows": (GO, "gemma3", {}),
-    "Go engine, windows, some layers": (GO, "gemma3", {"num_gpu": 3}),
+    "Go engine, windows, some layers": (GO, "gemma3", {"num_gpu": 2}),
     "llama.cpp engine": (GO, "llama", {}),
     "llama.cpp engine, q8_0": (GO, "llama", Q8),
-    "llama.cpp engine, some layers": (GO, "llama", {"num_gpu": 2}),
+    "llama.cpp engine, some layers": (GO, "llama", {"num_gpu": 1}),
     "llama-server": (CPP, "llama", ON),
     "llama-server, flash attention if it can": (CPP, "llama", ON | {"-fa": "auto"}),
     "llama-server, q8_0": (CPP, "llama", ON | Q8_CPP),
     "llama-server, some layers": (CPP, "llama", ON | {"-ngl": "2"}),
-    "llama-server, two devices": (CPP, "llama", ON | TWO | {"-ngl": "4"}),
+    "llama-server, two devices": (CPP, "llama", ON | TWO | {"-ngl": "2"}),
     "llama-server, two slots": (CPP, "llama", ON | SLOTS_CPP),
     "llama-server, qwen3": (CPP, "qwen3", ON),
     "llama-server, windows": (CPP, "gemma3", ON),
@@ -113,8 +113,8 @@ ENGINES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama-server": (CPP, "llama", ON),
 }
 SHORT: dict[str, dict[str, Any]] = {
-    GO: {"num_ctx": 512},
-    CPP: {"-c": "512", "--context-shift": "", "--keep": "4"},
+    GO: {"num_ctx": 256},
+    CPP: {"-c": "256", "--context-shift": "", "--keep": "4"},
 }
 TWO_SLOTS: dict[str, dict[str, Any]] = {GO: SLOTS, CPP: SLOTS_CPP}
 TAIL = "behind what was stored"
@@ -135,13 +135,13 @@ def test_behind_a_context_shift_nothing_comes_back_and_all_before_it_does(
     begin: Begin, sidecar: Sidecar, name: str
 ) -> None:
     kind, model, how = ENGINES[name]
-    way, prompt = (kind, model, {**how, **SHORT[kind]}), text(400, name)
-    wanted = resident(begin, way, prompt, 400)
+    way, prompt = (kind, model, {**how, **SHORT[kind]}), text(200, name)
+    wanted = resident(begin, way, prompt, 200)
     tiered = begin(*way, sidecar)
-    tiered.ask(prompt, 200)
+    tiered.ask(prompt, 80)
     tiered.lose(End.KILL)
     assert tiered.ask(prompt + TAIL) == wanted
-    assert tiered.restored() == 400
+    assert tiered.restored() == 200
 
 
 @pytest.mark.parametrize("name", ENGINES)

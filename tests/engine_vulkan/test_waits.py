@@ -28,7 +28,7 @@ WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama.cpp engine": (GO, "llama", SMALL),
     "llama-server": (CPP, "llama", ON | {"-b": "128", "-ub": "128"}),
 }
-LEFT, RIGHT, MOST = 700, 6, 20  # tokens of the prompts that are left; attempts
+LEFT, RIGHT, MOST = 500, 4, 20  # tokens of the prompts that are left; attempts
 
 
 def wanted(begin: Begin, way: tuple[str, str, Any], prompt: str, tail: str) -> Said:
