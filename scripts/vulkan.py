@@ -1,11 +1,12 @@
 """Maintainer: GGML's Vulkan backend, for the tests on a GPU that is a program (Mesa's lavapipe).
 
-    .venv/bin/python -m scripts.vulkan [--only ollama|llama.cpp] [--jobs N]
+    .venv/bin/python -m scripts.vulkan [--built] [--jobs N]
 
 Of Ollama v0.16.3 and of the llama.cpp that `make llama-server` builds: the target ggml-vulkan as
 upstream's own CMake makes it, into the product's cache, by the digest of its sources. Prints one
-line each, NAME=FOLDER; a folder has libggml-vulkan.so and the libggml-base that it was linked with.
-On 2 cores a build takes 6 minutes, most of it shaders.
+line each, VARIABLE=FOLDER as tests/engine_vulkan wants it; a folder has libggml-vulkan.so and the
+libggml-base that it was linked with. On 2 cores a build takes 6 minutes, most of it shaders; with
+--built nothing is compiled.
 
 Nothing is installed: what is missing is named, with exit code 0 and the word SKIPPED, so that
 `scripts/test` can say it.
@@ -132,9 +133,13 @@ def compiled(source: Path, build: Path, options: list[str], jobs: int) -> Iterat
     yield from build.rglob("libggml-base.so*")
 
 
-def built(name: str, source: Path, part: str, options: list[str], jobs: int) -> Path:
-    """The folder of `source`'s libraries; `part` of it is what is compiled."""
+def built(name: str, source: Path, part: str, options: list[str], jobs: int) -> Path | None:
+    """The folder of `source`'s libraries; `part` of it is what is compiled. Without jobs nothing
+    is: None where there is no such folder.
+    """
     target = HERE / name / digest(source / part, options)
+    if not target.is_dir() and not jobs:
+        return None
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=HERE) as scratch:
@@ -146,7 +151,7 @@ def built(name: str, source: Path, part: str, options: list[str], jobs: int) -> 
     return target
 
 
-def of_ollama(jobs: int) -> Path:
+def of_ollama(jobs: int) -> Path | None:
     tag, cache = config.DEFAULT_TAG, SourceCache()
     if not cache.has(tag):
         raise UsageError(f"{tag} is not in the source cache", hint="run `tiering fetch`")
@@ -157,7 +162,7 @@ def of_ollama(jobs: int) -> Path:
     return built("ollama", source, "ml/backend/ggml/ggml", OLLAMA, jobs)
 
 
-def of_llama_cpp(jobs: int) -> Path:
+def of_llama_cpp(jobs: int) -> Path | None:
     source = llama_server.DEFAULT / "source" / "ggml"
     if not source.is_dir():
         raise UsageError(f"no llama.cpp in {source}", hint="run `make llama-server`")
@@ -168,14 +173,17 @@ def of_llama_cpp(jobs: int) -> Path:
         return built("llama.cpp", copy, ".", LLAMA_CPP, jobs)
 
 
-BUILDS = {"ollama": of_ollama, "llama.cpp": of_llama_cpp}
+BUILDS = {
+    "OLLAMA_TIERING_TEST_VULKAN": of_ollama,
+    "OLLAMA_TIERING_TEST_VULKAN_LLAMA_CPP": of_llama_cpp,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=BUILDS, help="one of the two")
+    parser.add_argument("--built", action="store_true", help="compile nothing")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="2 by default")
     given = parser.parse_args()
     if lacking := missing():
@@ -184,11 +192,14 @@ def main() -> int:
     HERE.mkdir(parents=True, exist_ok=True)
     try:
         with locked(HERE / "lock", "another build of ggml-vulkan is at work", Report()):
-            for name in [given.only] if given.only else BUILDS:
-                print(f"{name}={BUILDS[name](given.jobs)}")
+            found = {name: build(given.jobs * (not given.built)) for name, build in BUILDS.items()}
     except TieringError as error:
         print(f"error: {error.message}", *filter(None, [error.hint]), sep="\n", file=sys.stderr)
         return error.exit_code
+    if None in found.values():
+        print("SKIPPED: no ggml-vulkan is built; `make vulkan` does it, 12 minutes")
+        return 0
+    print(*(f"{name}={folder}" for name, folder in found.items()), sep="\n")
     return 0
 
 

@@ -68,7 +68,15 @@ def converse(engine: Engine, seed: object, ends: tuple[End, ...]) -> tuple[list[
     return said, restored
 
 
-@pytest.mark.parametrize("case", CASES)
+OFTEN = (
+    *("Go engine", "Go engine, windows", "llama.cpp engine, some layers"),
+    *("llama-server", "llama-server, windows", "llama-server, states, some layers"),
+)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c in OFTEN else pytest.mark.slow) for c in CASES]
+)
 def test_a_conversation_goes_on_after_each_end_as_in_stocks_memory(
     begin: Begin, sidecar: Sidecar, case: str
 ) -> None:

@@ -55,7 +55,8 @@ def _libraries(path: Path, begin: str) -> list[str]:
 
 def test_the_page_lists_the_libraries_that_compute_nothing() -> None:
     listed = _libraries(LIBRARIES_GO, "harmlessLibraries = []string{")
-    sentence = " ".join(PAGE.read_text().split()).split("names of these begin with ")[1].split(". ")[0]
+    page = " ".join(PAGE.read_text().split())
+    sentence = page.split("names of these begin with ")[1].split(". ")[0]
     assert sorted(re.findall(r"`([^`]+)`", sentence)) == sorted(listed)
     assert len(listed) > 40
 
