@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test nightly engines soak chaos power-cuts fuzz fuzz-csrc fuzz-lies mutants-csrc flips measurements docs locks proto clean llama-server installed-ollama pins arm64 distros
+.PHONY: default lint format test nightly engines soak chaos power-cuts fuzz fuzz-csrc fuzz-lies mutants-csrc flips measurements docs locks proto clean llama-server installed-ollama pins vulkan arm64 distros
 default:
 	./scripts/test quick
 lint:
@@ -34,6 +34,8 @@ installed-ollama: llama-server # an Ollama v0.32.15 as if installed, for its tes
 	.venv/bin/python scripts/installed_ollama.py
 pins: # where the lines of llama-server fit: sources of llama.cpp, which are downloaded (75 MB each); 2 minutes
 	.venv/bin/python -m scripts.llama_server_pins
+vulkan: # three engines on GGML's Vulkan backend, on a device that is a program; installs nothing, says what is missing; 12 minutes of builds once
+	./scripts/vulkan
 arm64: # the patched Ollama cross-compiled for ARM64, and its demo in an emulator; installs nothing, says what is missing
 	./scripts/arm64
 distros: # README's commands on fresh Debian systems, as root: make distros CASES="debian13 debian13-clang"; 10 minutes each

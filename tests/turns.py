@@ -26,6 +26,10 @@ _DEVICE = (*_SHIM, "patches/overlay/ml/", "patches/hooks/", "tests/engine/attent
 _PAGED = (*_DEVICE, *_GO, "patches/overlay/kvpaged/", "patches/overlay/llm/")
 _CUDA = ("csrc/cuda/", "csrc/emulate/", "csrc/include/")
 _EXACT = (*_SHIM, *_CUDA, "ollama_tiering/kernels/images.py", "tests/engine/attention/op/")
+_VULKAN = (
+    *(*_TIERING, "patches/overlay/llama/", "patches/overlay/runner/llamarunner/"),
+    *("llama_server/", "scripts/vulkan"),
+)
 _SIDECAR = ("ollama_tiering/protocol/", "ollama_tiering/sidecar/", "ollama_tiering/store/")
 _COMMANDS = (
     *("ollama_tiering/cli/", "ollama_tiering/config/", "ollama_tiering/launch/"),
@@ -56,6 +60,8 @@ TURNS = {
     "tests/engine/test_replay.py": _TIERING,
     "tests/engine/attention/test_shim_library.py": (*_SHIM, "csrc/tests/shim/"),
     "tests/engine/test_storm.py": _TIERING,
+    "tests/engine_vulkan/test_restore.py": _VULKAN,
+    "tests/engine_vulkan/test_waits.py": _VULKAN,
     "tests/fault/test_abuse.py": _SIDECAR,
     "tests/fault/test_dead_disk.py": _SIDECAR,
     "tests/fault/test_hostile_share.py": _SIDECAR,

@@ -148,6 +148,13 @@ std::vector<fingerprint> restoring::fingerprints_of(const job & one) {
 bool restoring::step(int slot, row_sink & sink, steady_clock::time_point until, finished & report, std::vector<fingerprint> & fingerprints) {
     job & one = **find(slot);
     std::unique_lock<std::mutex> lock(mutex_);
+    if (has_next(one) || (said_.states && one.read)) {
+        lock.unlock();
+        const auto began = steady_clock::now();
+        sink.settle();
+        until += steady_clock::now() - began;
+        lock.lock();
+    }
     bool written = true;
     for (bool any = false; written && has_next(one); any = true) {
         if (any && steady_clock::now() >= until) {

@@ -62,6 +62,10 @@ class row_sink {
 public:
     virtual ~row_sink() = default;
 
+    // Waits until no device computes what it was given before: rows may be written then. Called before all else, because waiting
+    // is not copying, whose time is taken.
+    virtual void settle() {}
+
     // Rows [first, first + rows) of the prompt. `block` holds `block_rows` rows, of which they begin with row `skip`.
     // Called in the order of positions, each beginning where the last one ended. False if there are no cells for them.
     virtual bool write(uint32_t first, uint32_t rows, const char * block, uint32_t block_rows, uint32_t skip) = 0;

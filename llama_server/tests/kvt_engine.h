@@ -70,6 +70,7 @@ struct slot {
 struct engine : kvt::row_source {
     std::map<int, slot> slots;
     int slow_ms = 0;
+    int computes_ms = 0;
     size_t cells = 1u << 20;
     int direct = -1; // every so many blocks there is no place for one
     int asked = 0;
@@ -107,7 +108,13 @@ inline kvt::state make_state(const std::vector<int32_t> & tokens, size_t bytes) 
 struct cells : kvt::row_sink {
     cells(engine & of, slot & to, const std::vector<int32_t> & tokens) : own(of), into(to), prompt(tokens) {}
 
+    void settle() override {
+        std::this_thread::sleep_for(kvt::milliseconds(settled ? 0 : own.computes_ms));
+        settled = true;
+    }
+
     bool write(uint32_t first, uint32_t rows, const char * block, uint32_t block_rows, uint32_t skip) override {
+        settle();
         std::this_thread::sleep_for(kvt::milliseconds(own.slow_ms));
         if (!cut) { // its other rows go with the first that come
             into.tokens.resize(first);
@@ -128,6 +135,7 @@ struct cells : kvt::row_sink {
     }
 
     std::vector<char *> places(uint32_t first, uint32_t rows) override {
+        settle();
         if ((own.direct > 0 && ++own.asked % own.direct == 0) || first + rows > own.cells) {
             return {};
         }
@@ -150,6 +158,7 @@ struct cells : kvt::row_sink {
     void spoiled(uint32_t first) noexcept override { taken.erase(taken.lower_bound(first), taken.end()); }
 
     bool resume(uint32_t n_tokens, const std::vector<char> & state, const std::vector<kvt::window> & windows) override {
+        settle();
         const std::vector<int32_t> before(prompt.begin(), prompt.begin() + n_tokens);
         into.broken = into.broken || into.tokens != before; // without its rows a state is that of another prompt
         if (!state.empty()) {
@@ -170,6 +179,7 @@ struct cells : kvt::row_sink {
     slot & into;
     const std::vector<int32_t> & prompt;
     bool cut = false;
+    bool settled = false;
     std::map<uint32_t, std::vector<char>> taken;
 };
 

@@ -23,6 +23,7 @@
 //   throws SEGMENTS           reading throws behind so many segments
 //   settle BLOCKS             main loop until so many blocks are written; "N blocks in S steps, longest M ms"
 //   slow MILLISECONDS         that reading a segment and writing a block take from now on
+//   computes MILLISECONDS     that a device goes on computing from now on, before rows may be written
 //   full ROWS                 that a slot has cells for
 //   direct N                  from now on, rows can be read into where they belong, but for each Nth block; 0: for all blocks
 //   reads                     "N direct": blocks that were
@@ -304,6 +305,8 @@ int main(int argc, char ** argv) {
             one.rows.reads_left = number;
         } else if (what == "settle") {
             answer = one.settle((uint64_t) number);
+        } else if (what == "computes") {
+            one.rows.computes_ms = number;
         } else if (what == "slow") {
             one.rows.slow_ms = number;
         } else if (what == "direct") {

@@ -57,10 +57,12 @@ _CPU = click.option(
     help="Build for this processor only, or for every one." + flag_note("patch.cpu"),
 )
 _CUDA = click.option(
+    "--gpu",
     "--cuda",
+    "cuda",
     metavar="auto|on|off|stock|stock=PLACE",
-    help="GPU code: compiled (on), or that of an installed Ollama, a folder or a release archive."
-    + flag_note("patch.cuda"),
+    help="GPU code: CUDA's compiled (on), or all of an installed Ollama, a folder or a release "
+    "archive." + flag_note("patch.cuda"),
 )
 _ARCH = click.option(
     "--cuda-arch",

@@ -61,7 +61,9 @@ _EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it if it is missing
     "[default: what is built already, else native]",
 )
 @click.option(
+    "--gpu",
     "--cuda",
+    "cuda",
     metavar="auto|on|off|stock|stock=PLACE",
     help="GPU code of the build." + flag_note("patch.cuda"),
 )

@@ -15,7 +15,7 @@ from ollama_tiering.config.environment import ENV_PAGED
 from ollama_tiering.doctor import check_installed
 from ollama_tiering.doctor.check import Check, CheckState, fail, ok, warn
 from ollama_tiering.errors import MissingTool, TieringError
-from ollama_tiering.patchset import build, finished, gpu_libraries, manifest, stock, tools
+from ollama_tiering.patchset import build, finished, gpu_libraries, gpus, manifest, stock, tools
 from ollama_tiering.patchset.binary import ENV_BINARY, named_binary
 from ollama_tiering.patchset.llama_server import built
 from ollama_tiering.patchset.report import Report
@@ -92,15 +92,17 @@ def _cuda() -> Check:
     cuda = tools.find_cuda()
     if cuda:
         return ok("nvcc", f"{cuda.nvcc} (CUDA {cuda.major})")
-    if tools.nvidia_gpu_is_here():
-        finding = "there is an NVIDIA GPU but no CUDA compiler"
+    cards = gpus.here()
+    if tools.nvidia_gpu_is_here() or cards:
+        finding = "; ".join(map(str, cards)) or "there is an NVIDIA GPU but no CUDA compiler"
         tag = normal_tag(config.readable()[0].patch.tag)
         try:
-            found = stock.find(stock.OPTION, Report())
+            found = stock.usable(stock.find(stock.OPTION, Report()), Report(quiet=True))
             version = stock.check(found, tag, manifest.load())
         except TieringError as error:
             return warn("nvcc", f"{finding}; {error.message}", error.hint or "")
-        whose = f"{stock.LIBRARY} of Ollama {version} at {found.place}"
+        libraries = ", ".join(folder.library.name for folder in found.folders)
+        whose = f"{libraries} of Ollama {version} at {found.place}"
         return ok("nvcc", f"{finding}: {whose} fits {tag} and is taken")
     return ok("nvcc", "no GPU, no CUDA compiler: Ollama is built for the CPU")
 
@@ -131,14 +133,14 @@ def _binaries() -> Iterator[Check]:
 
 
 def gpu_library(binary: Path) -> Iterator[Check]:
-    """What GGML loads for NVIDIA GPUs beside that binary, in an environment like this one."""
-    name, paged = "CUDA library", os.environ.get(ENV_PAGED) == "1"
-    again = "build again: tiering patch --cuda stock"
+    """What GGML loads for GPUs beside that binary, in an environment like this one."""
+    name, paged = "GPU library", os.environ.get(ENV_PAGED) == "1"
+    again = "build again: tiering patch --gpu stock"
     for one in gpu_libraries.loaded_by(binary, paged):
         place = f"{one.folder / one.library}"
         if one.broken:
             yield warn(name, f"{place} does not load: {', '.join(one.broken)} leads nowhere", again)
-        elif paged and one.library != gpu_libraries.SHIM:
+        elif paged and one.library == stock.LIBRARY:
             finding = f"{place}, without paged K/V: {gpu_libraries.SHIM} is not beside it"
             yield warn(name, finding, again)
         else:

@@ -92,7 +92,7 @@ def paging_binary(named: Path | None, built: Iterable[Path]) -> Path:
     where = f"beside {candidates[0]}" if candidates else "because no patched Ollama was built"
     raise MissingTool(
         f"there is no {gpu_libraries.SHIM} {where}, and --context needs it and an NVIDIA GPU",
-        hint="`tiering patch --cuda stock` builds an Ollama that has it",
+        hint="`tiering patch --gpu stock` builds an Ollama that has it",
     )
 
 

@@ -61,7 +61,7 @@ def _kinds(binary: Path, tag: str) -> list[str]:
 
 
 def _is_cuda(wanted: str, kind: str, binary: Path) -> bool:
-    """Whether a build of that kind is what `--cuda` names."""
+    """Whether a build of that kind is what `--gpu` names."""
     word, _, place = wanted.partition("=")
     if place:
         record = gpu_libraries.of_stock(binary)

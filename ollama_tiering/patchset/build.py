@@ -164,10 +164,10 @@ def _stock_of(plan: BuildPlan, patchset: Patchset, report: Report) -> stock.Inst
     """The user's Ollama where its libraries are wanted, and all of it fits."""
     if plan.stock is None:
         return None
-    found = stock.find(plan.stock, report)
+    found = stock.usable(stock.find(plan.stock, report), report)
     version = stock.check(found, plan.options.tag, patchset)
     folders = ", ".join(folder.name for folder in found.folders)
-    report.say(f"{stock.LIBRARY} of Ollama {version} at {found.place}: {folders}")
+    report.say(f"libraries for GPUs of Ollama {version} at {found.place}: {folders}")
     return found
 
 
@@ -179,7 +179,7 @@ def _put_gpu_libraries(
     folders = [below] if plan.cuda else []
     if gpu:
         gpu_libraries.put(gpu, plan.folder, plan.tree, report, own_base=plan.needs_cmake)
-        folders += [below / one.name for one in gpu.folders]
+        folders += [below / one.name for one in gpu.folders if one.is_cuda]
     if folders and not plan.options.stock:
         shim.put(folders, patchset.root, plan.tree, report)
 
@@ -224,7 +224,7 @@ def _require_preset(plan: BuildPlan, name: str) -> None:
     if name not in known:
         cuda = ", ".join(entry for entry in known if entry.startswith("CUDA "))
         raise UnsupportedUpstream(
-            f"{plan.options.tag} has no preset for {name} (it has {cuda})", hint="use --cuda off"
+            f"{plan.options.tag} has no preset for {name} (it has {cuda})", hint="use --gpu off"
         )
 
 

@@ -1,9 +1,9 @@
-"""GGML's libraries for NVIDIA GPUs beside a build, out of a stock Ollama (stock.py), where GGML's
-loader finds them: `build/lib/ollama/cuda_*/` beside the program.
+"""GGML's libraries for GPUs beside a build, out of a stock Ollama (stock.py), where GGML's loader
+finds them: `cuda_*`, `rocm` and `vulkan` in `build/lib/ollama` beside the program.
 
 GGML's own libraries are copied: an update of the stock Ollama must not put another version below
-the build. NVIDIA's, which are larger and keep their interface, are links. Beside each libggml-cuda
-lies the shim (csrc/shim), which the loader prefers while OLLAMA_PAGED_ATTN=1.
+the build. The vendors', which are larger and keep their interface, are links. Beside each
+libggml-cuda lies the shim (csrc/shim), which the loader prefers while OLLAMA_PAGED_ATTN=1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from ollama_tiering.patchset import elf, release_archive, shim
 from ollama_tiering.patchset.report import Report
-from ollama_tiering.patchset.stock import BASE, LIBRARY, CudaFolder, Installation
+from ollama_tiering.patchset.stock import BASE, KINDS, LIBRARY, GpuFolder, Installation
 from ollama_tiering.system.files import without_links
 
 BELOW = Path("build/lib/ollama")  # from the folder of a program that was built
@@ -44,11 +44,13 @@ def put(
         "folders": [one.name for one in found.folders],
     }
     old = read_record(record)
-    if old != wanted or not all((target / one.name / LIBRARY).exists() for one in found.folders):
+    there = all((target / one.name / one.library.name).exists() for one in found.folders)
+    if old != wanted or not there:
         record.unlink(missing_ok=True)
-        with report.stage(f"putting {LIBRARY} of {found.place} beside the build"):
+        with report.stage(f"putting libraries for GPUs of {found.place} beside the build"):
             target.mkdir(parents=True, exist_ok=True)
-            for name in ("cuda*", ".filling-*"):  # also of a run that was killed
+            kinds = [f"{kind}*" for kind in KINDS]
+            for name in (*kinds, ".filling-*"):  # also of a run that was killed
                 for path in target.glob(name):
                     shutil.rmtree(path)
             if not own_base:
@@ -88,12 +90,12 @@ def changed_since(record: dict[str, Any]) -> list[str]:
     return changed
 
 
-def _fill(one: CudaFolder, target: Path) -> None:
+def _fill(one: GpuFolder, target: Path) -> None:
     """The folder appears whole."""
     with tempfile.TemporaryDirectory(dir=target, prefix=".filling-") as scratch:
         fresh = Path(scratch, one.name)
         fresh.mkdir()
-        _replace(one.library, fresh / LIBRARY)
+        _replace(one.library, fresh / one.library.name)
         for path in one.others:
             (fresh / path.name).symlink_to(without_links(path))
         fresh.rename(target / one.name)
@@ -115,7 +117,7 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def _soname(found: Installation) -> str:
-    """The name by which libggml-cuda asks for the base."""
+    """The name by which GGML's libraries ask for the base."""
     needed = elf.read(found.folders[0].library).needed
     return next((name for name in needed if name.startswith(BASE)), BASE)
 
@@ -133,8 +135,8 @@ class Loaded:
 
 
 def loaded_by(program: Path, paged: bool) -> list[Loaded]:
-    """For NVIDIA GPUs, by a program: its folders of libraries as Ollama and GGML look for them
-    (v0.16.3 ml/path.go, discover/runner.go, ggml-backend-reg.cpp:539). Empty: the CPU alone.
+    """For GPUs, by a program: its folders of libraries as Ollama and GGML look for them (v0.16.3
+    ml/path.go, discover/runner.go, ggml-backend-reg.cpp:539). Empty: the CPU alone.
     """
     program = without_links(program)
     places = (program.parent.parent / "lib/ollama", program.parent / BELOW)
@@ -142,10 +144,10 @@ def loaded_by(program: Path, paged: bool) -> list[Loaded]:
     if root is None:
         return []
     found = []
-    for folder in sorted({path.parent for path in (*root.glob(f"*/{LIBRARY}"), root / LIBRARY)}):
-        if not os.path.lexists(folder / LIBRARY):
-            continue
-        with_shim = paged and (folder / SHIM).is_file()
-        broken = sorted(p.name for p in folder.iterdir() if p.is_symlink() and not p.exists())
-        found.append(Loaded(folder, SHIM if with_shim else LIBRARY, tuple(broken)))
+    for library, _ in KINDS.values():
+        paths = [*root.glob(f"*/{library}"), root / library]
+        for folder in sorted({path.parent for path in paths if os.path.lexists(path)}):
+            with_shim = paged and library == LIBRARY and (folder / SHIM).is_file()
+            broken = sorted(p.name for p in folder.iterdir() if p.is_symlink() and not p.exists())
+            found.append(Loaded(folder, SHIM if with_shim else library, tuple(broken)))
     return found

@@ -135,5 +135,5 @@ def macros(command: list[str], flags: list[str], language: str) -> str:
 def _nvcc(cuda: Cuda) -> str:
     done = run(cuda.nvcc, "--version")
     if done.returncode:
-        raise BuildError(f"{cuda.nvcc} does not say what it is", hint="use --cuda off")
+        raise BuildError(f"{cuda.nvcc} does not say what it is", hint="use --gpu off")
     return done.stdout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ollama_tiering import config
 from ollama_tiering.errors import MissingTool, TieringError
-from ollama_tiering.patchset import finished, manifest, processor, stock, tools
+from ollama_tiering.patchset import finished, gpus, manifest, processor, stock, tools
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
 
@@ -37,7 +37,7 @@ class BuildPlan:
 
     options: BuildOptions
     cuda: tools.Cuda | None
-    stock: str | None = None  # libggml-cuda of the user's Ollama: stock or stock=PLACE
+    stock: str | None = None  # libraries for GPUs of the user's Ollama: stock or stock=PLACE
     remark: str = ""  # why a GPU that is here gets no code
 
     @property
@@ -102,13 +102,12 @@ def plan(options: BuildOptions, patchset: Patchset | None = None) -> BuildPlan:
     if options.cuda == "on" and cuda is None:
         raise MissingTool(
             "nvcc: not found",
-            hint="install the CUDA toolkit, or build with --cuda stock or --cuda off",
+            hint="install the CUDA toolkit, or build with --gpu stock or --gpu off",
         )
-    if options.cuda == "auto" and cuda is None and tools.nvidia_gpu_is_here():
+    if options.cuda == "auto" and cuda is None and (tools.nvidia_gpu_is_here() or gpus.here()):
         try:
-            stock.check(
-                stock.find(stock.OPTION, Report()), options.tag, patchset or manifest.load()
-            )
+            found = stock.usable(stock.find(stock.OPTION, Report()), Report(quiet=True))
+            stock.check(found, options.tag, patchset or manifest.load())
         except TieringError as error:
             return BuildPlan(options, None, remark=f"{error.message}; {error.hint}")
         return BuildPlan(options, None, stock.OPTION)

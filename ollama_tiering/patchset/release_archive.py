@@ -1,9 +1,9 @@
-"""What a release archive of Ollama has for NVIDIA GPUs, unpacked into the cache.
+"""What a release archive of Ollama has for GPUs, unpacked into the cache.
 
-Taken are `bin/ollama`, GGML's base and the folders `lib/ollama/cuda_*`, by name; all else is passed
-over. Nothing that an archive says is trusted: a path that leads out of it, a link that leaves its
-folder, a device, a file with holes, one name twice, or more bytes than a release can have end it,
-and nothing is kept.
+Taken are `bin/ollama`, GGML's base and the folders `cuda_*`, `rocm` and `vulkan` of `lib/ollama`,
+by name; all else is passed over. Nothing that an archive says is trusted: a path that leads out of
+it, a link that leaves its folder, a device, a file with holes, one name twice, or more bytes than a
+release can have end it, and nothing is kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from ollama_tiering.system.files import without_links
 
 MOST_BYTES = 32 << 30  # of the whole tar file; the releases of 2026 have about 4
 MOST_MEMBERS = 100_000
-_WANTED = re.compile(r"bin/ollama|lib/ollama/libggml-base\.so[\w.]*|lib/ollama/cuda_\w+/lib[^/]+")
+_WANTED = re.compile(
+    r"bin/ollama|lib/ollama/libggml-base\.so[\w.]*|lib/ollama/(cuda_\w+|rocm\w*|vulkan)/lib[^/]+"
+    r"|lib/ollama/rocm\w*/(rocblas|hipblaslt)/.+"
+)
 _PROGRAM = "bin/ollama"
 _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 _HINT = "get it anew from https://github.com/ollama/ollama/releases"

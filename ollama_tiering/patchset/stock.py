@@ -1,4 +1,5 @@
-"""The user's own Ollama, from which a build takes libggml-cuda: where it is, whether it fits.
+"""The user's own Ollama, from which a build takes GGML's libraries for GPUs: where it is, whether
+it fits.
 
 GGML's backend interface has no version that would say what Ollama changed in it. So a stock Ollama
 fits a version that is patched if both have the same headers, by the names that upstream.toml pins,
@@ -13,7 +14,7 @@ import platform
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ollama_tiering.errors import MissingTool, UnsupportedUpstream, UsageError
@@ -24,27 +25,48 @@ from ollama_tiering.patchset.run import run
 from ollama_tiering.system.files import without_links
 
 LIBRARY = "libggml-cuda.so"
+# Of each kind of GPU: GGML's library, and how the names of those begin that it needs of the vendor.
+# They lie beside it, or the system has them; what a driver brings is not asked for.
+KINDS = {
+    "cuda": (LIBRARY, ("libcu",)),
+    "rocm": ("libggml-hip.so", ("libamdhip64", "libhip", "libroc")),
+    "vulkan": ("libggml-vulkan.so", ("libvulkan",)),
+}
+DRIVERS = ("libcuda.so",)
+DATA = ("rocblas", "hipblaslt")  # folders of kernels, which ROCm's libraries look for beside them
 BASE = "libggml-base.so"
-OPTION = "stock"  # of --cuda, alone or as stock=PLACE
+OPTION = "stock"  # of --gpu, alone or as stock=PLACE
 INTERFACE = "ml/backend/ggml/ggml/"  # what is pinned below it: the headers both sides compile
 USUAL = (Path("/usr/local"), Path("/usr"))  # prefixes of install.sh and of distributions
 RELEASES = "https://github.com/ollama/ollama/releases"
 
+_LIBRARIES = " or ".join(library for library, _ in KINDS.values())
 _NOBODY = {"OLLAMA_HOST": "127.0.0.1:1"}  # else a server that runs is asked, too
 
 
 @dataclass(frozen=True, slots=True)
-class CudaFolder:
-    """One of `cuda_v12`, `cuda_v13`, …; `others` are NVIDIA's libraries beside GGML's."""
+class GpuFolder:
+    """One of `cuda_v12`, `rocm`, `vulkan`, …; `others` are the vendor's libraries beside GGML's,
+    and folders of what these read.
+    """
 
     name: str
     library: Path
     others: tuple[Path, ...]
 
+    @property
+    def is_cuda(self) -> bool:
+        return self.library.name == LIBRARY
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """How the names of the vendor's libraries begin."""
+        return next(names for library, names in KINDS.values() if library == self.library.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An Ollama with libraries for NVIDIA GPUs. `place`: what a person would call it; `root`: the
+    """An Ollama with libraries for GPUs. `place`: what a person would call it; `root`: the
     folder of its libraries.
     """
 
@@ -52,7 +74,7 @@ class Installation:
     root: Path
     program: Path | None
     base: Path
-    folders: tuple[CudaFolder, ...]
+    folders: tuple[GpuFolder, ...]
 
     def files(self) -> Iterator[Path]:
         yield self.base
@@ -65,7 +87,7 @@ class Installation:
         return [[str(path), info.st_size, info.st_mtime_ns] for path, info in infos]
 
     def content(self) -> dict[str, str]:
-        """What decides the bits of a result: GGML's code by its digest, NVIDIA's libraries by the
+        """What decides the bits of a result: GGML's code by its digest, a vendor's libraries by the
         full name, which has the version, and the size. Reads a gigabyte or two.
         """
         found = {}
@@ -93,17 +115,17 @@ def find(option: str, report: Report) -> Installation:
         if found := usual():
             return found
         raise MissingTool(
-            f"no Ollama with {LIBRARY} on PATH, in {' or '.join(map(str, USUAL))}",
+            f"no Ollama with {_LIBRARIES} on PATH, in {' or '.join(map(str, USUAL))}",
             hint=f"install Ollama, or name its folder or a release archive of {RELEASES}: "
-            "--cuda stock=PLACE",
+            "--gpu stock=PLACE",
         )
     if not place.exists():
-        raise UsageError(f"{place}: no such file or directory", hint="--cuda stock=PLACE")
+        raise UsageError(f"{place}: no such file or directory", hint="--gpu stock=PLACE")
     root = release_archive.unpacked(place, report) if release_archive.is_archive(place) else place
     found = at(root, shown=place)
     if found is None:
         raise UsageError(
-            f"{place}: no lib/ollama/cuda_v*/{LIBRARY} with a {BASE} there",
+            f"{place}: no {_LIBRARIES} in a folder of lib/ollama with a {BASE} there",
             hint="name the folder above bin and lib of an Ollama, or a release archive for Linux",
         )
     return found
@@ -120,20 +142,38 @@ def usual() -> Installation | None:
 
 def at(place: Path, shown: Path | None = None) -> Installation | None:
     """What lies there: `place` is the folder above bin and lib, that of the libraries, one of its
-    cuda_v*, or a source tree with its build.
+    folders for a kind of GPU, or a source tree with its build.
     """
     place = place.absolute()
-    alone = place if place.name.startswith("cuda") and (place / LIBRARY).is_file() else None
+    alone = place if place.name.startswith(tuple(KINDS)) and _libraries(place) else None
     roots = [place.parent] if alone else [place / "lib/ollama", place / "build/lib/ollama", place]
     for root in roots:
         base = next((b for folder in (root, place) for b in sorted(folder.glob(f"{BASE}*"))), None)
-        folders = [alone] if alone else sorted(p.parent for p in root.glob(f"cuda*/{LIBRARY}"))
-        if not folders and (root / LIBRARY).is_file():  # as some distributions lay it out
-            folders = [root]
-        if base and folders:
-            cuda = tuple(_folder(folder, root) for folder in folders)
-            return Installation(shown or place, root, _program(root), base, cuda)
+        folders = [alone] if alone else sorted(path for path in root.glob("*/") if path != root)
+        # The folder itself last: some distributions lay all out there.
+        libraries = [one for folder in folders for one in _libraries(folder)] or _libraries(root)
+        if base and libraries:
+            gpu = tuple(_folder(library, root) for library in libraries)
+            return Installation(shown or place, root, _program(root), base, gpu)
     return None
+
+
+def usable(found: Installation, report: Report) -> Installation:
+    """Without what needs a library that is not here, which is said in a line with its cure; raised
+    where nothing else is left.
+    """
+    kept, lacking = [], []
+    for folder in found.folders:
+        try:
+            _require_vendors(folder, _read(folder.library))
+            kept.append(folder)
+        except MissingTool as missing:
+            lacking.append(missing)
+    if not kept:
+        raise lacking[0]
+    for one in lacking:
+        report.warn(f"not taken: {one.message}; {one.hint}")
+    return replace(found, folders=tuple(kept))
 
 
 def check(found: Installation, tag: str, patchset: Patchset) -> str:
@@ -153,7 +193,7 @@ def check(found: Installation, tag: str, patchset: Patchset) -> str:
                 "they are of two versions",
                 hint=_again(tag),
             )
-        _require_cuda(folder, library)
+        _require_vendors(folder, library)
     version = version_of(found)
     _require_version(found, version, tag, patchset)
     return version
@@ -195,7 +235,7 @@ def _require_version(found: Installation, version: str, tag: str, patchset: Patc
     other = f", or patch that version (--tag {own})" if patchset.pin(own) else ""
     raise UnsupportedUpstream(
         f"{found.place} is Ollama {version}, whose GGML is not known to fit {tag}",
-        hint=f"name a release archive of {RELEASES}/tag/{tag} with --cuda stock=FILE{other}",
+        hint=f"name a release archive of {RELEASES}/tag/{tag} with --gpu stock=FILE{other}",
     )
 
 
@@ -208,18 +248,17 @@ def _require_processor(path: Path, library: elf.Library) -> None:
         )
 
 
-def _require_cuda(folder: CudaFolder, library: elf.Library) -> None:
-    """NVIDIA's libraries lie in the folder, as in a release, or the system has them. libcuda.so.1
-    comes with the driver.
-    """
+def _require_vendors(folder: GpuFolder, library: elf.Library) -> None:
+    """The vendor's libraries lie in the folder, as in a release, or the system has them."""
     here = {path.name for path in folder.others}
-    needed = [n for n in library.needed if n.startswith("libcu") and not n.startswith("libcuda.so")]
+    needed = [n for n in library.needed if n.startswith(folder.wanted)]
+    needed = [name for name in needed if not name.startswith(DRIVERS)]
     lacking = [name for name in needed if name not in here]
     if lacking and (lacking := [name for name in lacking if name not in _system_libraries()]):
         raise MissingTool(
             f"{folder.library} needs {', '.join(lacking)}, which is neither beside it nor known to "
             "the system",
-            hint=f"install CUDA's libraries, or name a release archive of {RELEASES}",
+            hint=f"install it, or name a release archive of {RELEASES}",
         )
 
 
@@ -240,14 +279,21 @@ def _again(tag: str) -> str:
     return f"install Ollama again, or name a release archive of {RELEASES}/tag/{tag}"
 
 
-def _folder(folder: Path, root: Path) -> CudaFolder:
+def _libraries(folder: Path) -> list[Path]:
+    return [p for library, _ in KINDS.values() if (p := folder / library).is_file()]
+
+
+def _folder(library: Path, root: Path) -> GpuFolder:
+    folder = library.parent
     others = [
         p for p in folder.glob("lib*.so*") if p.is_file() and not p.name.startswith("libggml")
     ]
+    others += [path for name in DATA if (path := folder / name).is_dir()]
     if folder == root:  # all kinds of libraries lie there
         others = [p for p in others if re.match(r"libcu(dart|blas)", p.name)]
-    name = "cuda" if folder == root else folder.name
-    return CudaFolder(name, folder / LIBRARY, tuple(sorted(others)))
+        kind = next(kind for kind, (name, _) in KINDS.items() if name == library.name)
+        return GpuFolder(kind, library, tuple(sorted(others)) if kind == "cuda" else ())
+    return GpuFolder(folder.name, library, tuple(sorted(others)))
 
 
 def _program(root: Path) -> Path | None:

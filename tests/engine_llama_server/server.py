@@ -83,6 +83,8 @@ def free_port() -> int:
 class LlamaServer:
     """A context manager. It is ended by its own process id."""
 
+    start_seconds, request_seconds = START_SECONDS, REQUEST_SECONDS
+
     def __init__(
         self,
         binary: Path,
@@ -116,7 +118,7 @@ class LlamaServer:
         return self
 
     def wait_ready(self, process: subprocess.Popen[bytes]) -> None:
-        end = time.monotonic() + START_SECONDS
+        end = time.monotonic() + self.start_seconds
         while True:
             with contextlib.suppress(OSError):
                 if self._get("/health").get("status") == "ok":
@@ -161,7 +163,9 @@ class LlamaServer:
     def stream(self, tokens: Sequence[int], count: int, **options: Any) -> Iterator[float]:
         """When each token came."""
         body = request(list(tokens), count, n_probs=0, stream=True, **options)
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_SECONDS)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self.port, timeout=self.request_seconds
+        )
         with contextlib.closing(connection):
             connection.request("POST", "/completion", json.dumps(body), JSON)
             for line in connection.getresponse():
@@ -171,10 +175,12 @@ class LlamaServer:
     def ask_and_leave(self, tokens: Sequence[int], until: threading.Event) -> None:
         """A client that does not wait for its answer."""
         body = request(list(tokens), 12, stream=True)
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_SECONDS)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self.port, timeout=self.request_seconds
+        )
         with contextlib.closing(connection):
             connection.request("POST", "/completion", json.dumps(body), JSON)
-            assert until.wait(REQUEST_SECONDS)
+            assert until.wait(self.request_seconds)
 
     def media_marker(self) -> str:
         """What stands for an image in a prompt: another text in each process."""
@@ -196,7 +202,7 @@ class LlamaServer:
 
     def _post(self, path: str, body: object) -> Any:
         data = json.dumps(body).encode()
-        return self._ask(urllib.request.Request(self._url(path), data, JSON), REQUEST_SECONDS)
+        return self._ask(urllib.request.Request(self._url(path), data, JSON), self.request_seconds)
 
     def _ask(self, request: urllib.request.Request, seconds: float) -> Any:
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.engine_program import SOURCE
+from tests.integration.engine_program import SOURCE, WARNINGS
 
 BUILD = "0123456789abcdef"
 
@@ -61,8 +61,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None:
         pytest.skip("no C++ compiler")
     built = tmp_path_factory.mktemp("kvt") / "kvt_names"
-    sources = SOURCE / "tests" / "kvt_names.cpp", SOURCE / "src" / "kvt_identity.cpp"
-    subprocess.run([compiler, "-std=c++17", *sources, "-o", built], check=True, timeout=600)
+    parts = ("kvt_identity", "kvt_objects", "kvt_linked", "kvt_crc")
+    sources = SOURCE / "tests" / "kvt_names.cpp", *(SOURCE / f"src/{part}.cpp" for part in parts)
+    command = [compiler, "-std=c++17", *WARNINGS, "-Wl,--build-id", *sources, "-o", built]
+    subprocess.run(command, check=True, timeout=600)
     return built
 
 
@@ -98,3 +100,51 @@ def test_the_build_is_in_the_engines_name_however_long_its_version_is(
     assert name.endswith(f"+{BUILD}")
     assert name.startswith("llama-server/b")
     assert len(name) <= 128
+
+
+def loaded(program: Path, library: Path | None = None) -> list[str]:
+    """Code in its memory, by lines."""
+    preload = {} if library is None else {"LD_PRELOAD": str(library)}
+    return said(program, "--objects", **preload)
+
+
+def library(path: Path, answer: int, *options: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    source = path.with_suffix(".c")
+    source.write_text(f"int answer(void) {{ return {answer}; }}\n")
+    compiler = shutil.which("gcc") or shutil.which("g++") or "c++"
+    words = ("-shared", "-fPIC", *options, source, "-o", path)
+    subprocess.run([compiler, *words], check=True, timeout=600)
+    return path
+
+
+@pytest.mark.parametrize("options", ["-Wl,--build-id=sha1", "-Wl,--build-id=none"])
+@pytest.mark.parametrize(
+    "name", ["amdvlk64.so", "libLLVM-15.so.1", "libgallium-25.0.so", "libvulkan_lvp.so", "driver"]
+)
+def test_a_driver_of_any_name_is_told_from_an_older_one(
+    program: Path, tmp_path: Path, name: str, options: str
+) -> None:
+    seen = {tuple(loaded(program))}
+    for answer in (1, 2):
+        found = loaded(program, library(tmp_path / str(answer) / name, answer, options))
+        assert sum(line.startswith(f"{name}=") for line in found) == 1
+        seen.add(tuple(found))
+    assert len(seen) == 3
+    same = loaded(program, library(tmp_path / "elsewhere" / name, 2, options))
+    assert tuple(same) in seen, "where it lies says nothing"
+
+
+@pytest.mark.parametrize("name", ["libcrypto.so.3", "libX11.so.6", "libnss_dns.so.2", "libz.so.1"])
+def test_what_computes_nothing_keeps_no_rows_from_being_found(
+    program: Path, tmp_path: Path, name: str
+) -> None:
+    assert loaded(program, library(tmp_path / name, 1)) == loaded(program)
+
+
+def test_the_program_and_its_libraries_count(program: Path) -> None:
+    names = [line.partition("=")[0] for line in loaded(program)]
+    assert {"", "libc.so.6"} <= set(names)
+    assert names == sorted(names)
+    assert not any(name.startswith("linux-vdso") for name in names)
+    assert loaded(program) == loaded(program)

@@ -99,6 +99,31 @@ def test_restoring_takes_the_main_loop_a_block_at_a_time(talk: Talk, first: int)
     assert steps(said) >= 6
 
 
+@pytest.mark.parametrize("way", ["copied", "read into cells", "state"])
+def test_waiting_for_a_device_is_not_copying(
+    program: Path, in_memory: SidecarProcess, way: str
+) -> None:
+    """Or the gate would take what it learns of a device that is busy for the speed of copying. Nor
+    does it take the time in which blocks may be brought.
+    """
+    first, state_mib = random.randrange(1 << 30), int(way == "state")
+    with Talk(program, engine_socket(in_memory.socket), "128", "128", str(state_mib)) as talk:
+        talk.say("direct", 0 if way == "read into cells" else -1)
+        talk.say("answer", 0, first, 192)
+        talk.say("settle", 3 + state_mib)
+        talk.say("computes", 1500)
+        assert restored(talk.say("prompt", 1, first, 193)) == 192
+        told = in_memory.wait(
+            lambda stat: any(one.pid == talk.process.pid and one.requests for one in stat.runners),
+            "it is reported",
+        )
+        (runner,) = [one for one in told.runners if one.pid == talk.process.pid]
+        assert runner.last_restore.tokens == 192
+        assert 0 < runner.last_restore.copy_seconds < 1.2  # 6 MiB, on a machine that is busy, too
+        if way == "read into cells":
+            assert talk.say("reads") == "3 direct"
+
+
 def test_what_a_slot_loses_is_kept_a_block_at_a_time(talk: Talk, first: int) -> None:
     """Meanwhile the thread may ask for the same rows."""
     talk.say("answer", 0, first, 64 * 6)

@@ -2,7 +2,7 @@
 
 #include "kvt_cache.h"
 #include "kvt_identity.h"
-#include "kvt_linked.h"
+#include "kvt_objects.h"
 #include "kvt_refused.h"
 
 #include "build-info.h"
@@ -23,7 +23,6 @@
 #include <vector>
 
 #include <gnu/libc-version.h>
-#include <link.h>
 #include <unistd.h>
 
 namespace kvt {
@@ -49,30 +48,9 @@ uint64_t hash(const string & text) {
     return value;
 }
 
-// Of the program and the libraries that compute: GGML with its backends, llama.cpp, and what they compute with.
-int collect(dl_phdr_info * object, size_t, void * to) {
-    const string path = object->dlpi_name != nullptr ? object->dlpi_name : "";
-    const string name = base_name(path);
-    bool computes = path.empty();
-    for (const char * with : { "libggml", "libllama", "libm.", "libmvec", "libgomp", "libomp", "libcu", "libnv", "libhip", "libroc", "librocblas",
-                               "libvulkan", "libsycl", "libOpenCL", "libze_", "libmusa" }) {
-        computes = computes || begins(name, with);
-    }
-    if (computes) {
-        string id = build_id(*object);
-        if (id.empty()) {
-            id = file_mark(path.empty() ? "/proc/self/exe" : path);
-        }
-        static_cast<std::vector<string> *>(to)->push_back(name + "=" + id);
-    }
-    return 0;
-}
-
 string built() {
-    std::vector<string> objects;
-    dl_iterate_phdr(collect, &objects);
     string all;
-    for (const auto & one : objects) { // in the order in which they were loaded: it is the same in every start
+    for (const auto & one : loaded_objects()) {
         all += one + "\n";
     }
     return engine_name(llama_build_info(), hex(hash(all)));

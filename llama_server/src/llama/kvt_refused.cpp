@@ -11,8 +11,6 @@
 #include "llama-model.h"
 #include "llama.h"
 
-#include <sys/stat.h>
-
 namespace kvt {
 
 using std::string;
@@ -21,14 +19,6 @@ string base_name(const string & path) { return path.substr(path.rfind('/') + 1);
 
 bool named_by_digest(const string & name) {
     return name.rfind("sha256-", 0) == 0 && name.size() == 71 && name.find_first_not_of("0123456789abcdef", 7) == string::npos;
-}
-
-string file_mark(const string & path) {
-    struct stat info {};
-    if (stat(path.c_str(), &info) != 0) {
-        return "";
-    }
-    return std::to_string(info.st_size) + "-" + std::to_string(info.st_mtim.tv_sec) + "." + std::to_string(info.st_mtim.tv_nsec);
 }
 
 // A cache with cells of its own writes how many it has, also if they are none.

@@ -33,9 +33,6 @@ std::string base_name(const std::string & path);
 // A name that says what is in the file, as those of Ollama's blobs.
 bool named_by_digest(const std::string & name);
 
-// Size and time of a file, for one without such a name; empty if it is not there.
-std::string file_mark(const std::string & path);
-
 // Empty if it is tiered: then `planes` has what is stored of it. `loaded` are the files as they were before they were read. For
 // the others, see describe_server().
 std::string why_not(const common_params & params, llama_context * ctx, drafts drafting, const loaded_files & loaded, std::vector<plane> & planes);

@@ -123,6 +123,13 @@ public:
 
     uint32_t rows() const { return rows_; } // so many have come
 
+    void settle() override {
+        if (!settled_) { // in this step nothing is computed
+            kvt::settle(slot_.ctx_tgt);
+            settled_ = true;
+        }
+    }
+
     bool write(uint32_t first, uint32_t rows, const char * block, uint32_t block_rows, uint32_t skip) override {
         if (planes_.empty() && !prepare(first)) {
             return false;
@@ -181,7 +188,7 @@ public:
     // Rows behind the state go, or the server would go on after them. Checkpoints behind the first tokens that the slot held
     // are those of another prompt.
     bool resume(uint32_t n_tokens, const std::vector<char> & state, const std::vector<window> & windows) override {
-        settle(slot_.ctx_tgt);
+        settle();
         const uint32_t held = std::min(common_prefix(tokens_of(slot_.prompt.tokens), prompt_), n_tokens);
         drop(n_tokens);
         slot_.prompt.tokens.keep_first(held);
@@ -201,7 +208,7 @@ private:
         if ((!parts_.states && whole > slot_.prompt.tokens.size()) || (!goes_on_ && whole < first)) {
             return false; // somebody else has taken rows away
         }
-        settle(slot_.ctx_tgt);
+        settle();
         planes_ = planes_of(*parts_.rows, slot_.id, parts_.has_v, why);
         if (!goes_on_) { // later there is nothing behind what has come, and of an image with M-RoPE all rows would go
             drop(first);
@@ -222,6 +229,7 @@ private:
     const bool goes_on_;
     memory_parts parts_;
     std::vector<plane> planes_;
+    bool settled_ = false;
     struct placed {
         uint32_t first = 0;
         uint32_t rows = 0;

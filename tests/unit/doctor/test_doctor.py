@@ -18,7 +18,7 @@ from ollama_tiering.doctor.check import Check, CheckState, guarded
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.launch.address import free_address, parse_address
 from ollama_tiering.launch.record import UpRecord, hold
-from ollama_tiering.patchset import gpu_libraries, stock, tools
+from ollama_tiering.patchset import gpu_libraries, gpus, stock, tools
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
@@ -156,6 +156,7 @@ def gpu(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with a GPU and no toolkit; where its Ollama would be."""
     monkeypatch.setattr(tools, "find_cuda", lambda: None)
     monkeypatch.setattr(tools, "NVIDIA_DEVICE", place)
+    monkeypatch.setattr(gpus, "ROOT", place / "none")
     monkeypatch.setattr(stock, "USUAL", (place / "usual",))
     monkeypatch.setattr(shutil, "which", lambda _name, **_: None)
     return place / "usual"
@@ -165,7 +166,7 @@ def test_a_gpu_without_cuda_compiler_is_warned_of(gpu: Path) -> None:
     found = {c.name: c for c in check_build.checks()}["nvcc"]
     assert found.state is CheckState.WARN
     assert "no Ollama with libggml-cuda.so" in found.finding
-    assert "--cuda stock=PLACE" in found.cure
+    assert "--gpu stock=PLACE" in found.cure
 
 
 def test_a_gpu_without_compiler_is_well_where_an_ollama_is_installed_that_fits(gpu: Path) -> None:
@@ -182,7 +183,7 @@ def test_a_gpu_without_compiler_is_well_where_an_ollama_is_installed_that_fits(g
 
 def _library_checks(program: Path, monkeypatch: pytest.MonkeyPatch) -> list[Check]:
     monkeypatch.setenv("OLLAMA_TIERING_BINARY", str(program))
-    return [check for check in check_build.checks() if check.name == "CUDA library"]
+    return [check for check in check_build.checks() if check.name == "GPU library"]
 
 
 def test_the_library_that_the_patched_ollama_loads_is_said(
@@ -191,14 +192,14 @@ def test_the_library_that_the_patched_ollama_loads_is_said(
     root = fake_stock.ollama(place / "installed", folders=["cuda_v13"])
     folder = root / "lib/ollama/cuda_v13"
     (check,) = _library_checks(root / "bin/ollama", monkeypatch)
-    assert check == Check("CUDA library", CheckState.OK, str(folder / "libggml-cuda.so"))
+    assert check == Check("GPU library", CheckState.OK, str(folder / "libggml-cuda.so"))
     monkeypatch.setenv("OLLAMA_PAGED_ATTN", "1")
     (check,) = _library_checks(root / "bin/ollama", monkeypatch)
     assert check.state is CheckState.WARN
     assert "libggml-cuda-tiering.so is not beside it" in check.finding
     (folder / "libggml-cuda-tiering.so").touch()
     (check,) = _library_checks(root / "bin/ollama", monkeypatch)
-    assert check == Check("CUDA library", CheckState.OK, str(folder / "libggml-cuda-tiering.so"))
+    assert check == Check("GPU library", CheckState.OK, str(folder / "libggml-cuda-tiering.so"))
 
 
 def test_a_library_whose_links_lead_nowhere_is_warned_of(
@@ -209,7 +210,7 @@ def test_a_library_whose_links_lead_nowhere_is_warned_of(
     (check,) = _library_checks(root / "bin/ollama", monkeypatch)
     assert check.state is CheckState.WARN
     assert "libcublas.so.13 leads nowhere" in check.finding
-    assert check.cure == "build again: tiering patch --cuda stock"
+    assert check.cure == "build again: tiering patch --gpu stock"
 
 
 def test_a_stock_ollama_that_changed_since_the_build_is_warned_of(

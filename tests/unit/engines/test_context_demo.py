@@ -194,7 +194,7 @@ def test_a_build_that_cannot_page_is_one_clear_line(
     assert done.exception.exit_code == 6
     assert "needs it and an NVIDIA GPU" in done.exception.message
     assert done.exception.hint
-    assert "tiering patch --cuda stock" in done.exception.hint
+    assert "tiering patch --gpu stock" in done.exception.hint
 
 
 def test_the_numpy_engine_has_no_gpu() -> None:

@@ -1,4 +1,4 @@
-"""What a build with `--cuda stock` has beside it, and what GGML loads of that."""
+"""What a build with `--gpu stock` has beside it, and what GGML loads of that."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ollama_tiering.errors import BuildError, MissingTool, UnsupportedUpstream
 from ollama_tiering.patchset import (
     build,
     gpu_libraries,
+    gpus,
     identity,
     release_archive,
     stock,
@@ -253,6 +254,7 @@ def test_of_an_archive_that_is_gone_what_was_unpacked_serves_on(
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_tools: FakeTools) -> Path:
     """A machine with a GPU and no toolkit; where its Ollama would be."""
     monkeypatch.setattr(tools, "NVIDIA_DEVICE", tmp_path)
+    monkeypatch.setattr(gpus, "ROOT", tmp_path / "none")
     monkeypatch.setattr(tools, "find_cuda", lambda: None)
     monkeypatch.setattr(stock, "USUAL", (tmp_path / "usual",))
     return tmp_path / "usual"
@@ -282,14 +284,14 @@ def test_by_itself_it_builds_for_the_cpu_where_none_fits_and_says_why(
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning:")]
     assert len(said) == 1
     assert "is Ollama 0.5.0, whose GGML is not known to fit v0.16.0" in said[0]
-    assert "--cuda stock=FILE" in said[0]
+    assert "--gpu stock=FILE" in said[0]
 
 
 def test_asked_for_a_toolkit_it_does_not_take_stock_instead(gpu: Path, patchset: Patchset) -> None:
     ollama(gpu)
     with pytest.raises(MissingTool, match="nvcc") as caught:
         plan(replace(NATIVE, cuda="on"), patchset)
-    assert "--cuda stock" in str(caught.value.hint)
+    assert "--gpu stock" in str(caught.value.hint)
 
 
 # --- what is loaded -------------------------------------------------------------------------------
@@ -327,3 +329,110 @@ def test_a_build_for_the_cpu_loads_none(make: Make) -> None:
     binary = make(replace(NATIVE, cuda="off"))
     assert gpu_libraries.loaded_by(binary, paged=True) == []
     assert gpu_libraries.of_stock(binary) == {}
+
+
+def _vulkan(root: Path, needed: str = "libvulkan.so.1") -> Path:
+    return library(
+        root / "lib/ollama/vulkan/libggml-vulkan.so",
+        defined=["ggml_backend_init"],
+        wanted=["ggml_init"],
+        needed=["libggml-base.so.0", needed],
+    )
+
+
+def _rocm(root: Path) -> Path:
+    """As in Ollama's archive for ROCm, whose kernels lie in folders."""
+    folder = root / "lib/ollama/rocm"
+    (folder / "rocblas/library/gfx1100").mkdir(parents=True)
+    (folder / "librocblas.so.4").write_bytes(b"rocblas")
+    (folder / "libamdhip64.so.6").write_bytes(b"hip")
+    return library(
+        folder / "libggml-hip.so",
+        defined=["ggml_backend_init"],
+        wanted=["ggml_init"],
+        needed=["libggml-base.so.0", "libamdhip64.so.6", "librocblas.so.4", "libc.so.6"],
+    )
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "archive"])
+def test_libraries_of_all_vendors_are_taken(
+    tmp_path: Path, place: Path, make: Make, packed: bool
+) -> None:
+    rocm, vulkan = _rocm(place), _vulkan(place)
+    (place / "lib/ollama/vulkan/libvulkan.so.1").write_bytes(b"loader")
+    (place / "lib/ollama/rocm/rocblas/library/gfx1100/Kernels.co").write_bytes(b"kernels")
+    binary = make(_of(archive(tmp_path / "o.tgz", root=place) if packed else place))
+    target = binary.parent / BELOW
+    folders = {path.name for path in target.iterdir() if path.is_dir()}
+    assert folders == {"cuda_v12", "cuda_v13", "rocm", "vulkan"}
+    for of_stock in (rocm, vulkan):
+        own = target / of_stock.parent.name / of_stock.name
+        assert own.read_bytes() == of_stock.read_bytes()
+        assert not (own.parent / SHIM).exists(), "it is CUDA's"
+    assert (target / "rocm/rocblas/library/gfx1100/Kernels.co").read_bytes() == b"kernels"
+    assert (target / "vulkan/libvulkan.so.1").read_bytes() == b"loader"
+    assert [one.library for one in gpu_libraries.loaded_by(binary, paged=True)] == [
+        *(SHIM, SHIM, "libggml-hip.so", "libggml-vulkan.so")
+    ]
+
+
+def test_another_library_of_any_vendor_is_another_build(place: Path, make: Make) -> None:
+    """What it computes has other bits; the name of a build is made of this content."""
+    _rocm(place)
+    first, before = make(_of(place)), stock.at(place)
+    assert before is not None
+    content = before.content()
+    library(
+        place / "lib/ollama/rocm/libggml-hip.so",
+        defined=["ggml_backend_init", "better"],
+        wanted=["ggml_init"],
+    )
+    assert make(_of(place)) != first
+    assert before.content() != content
+    assert {name for name in content if name.startswith("rocm")} == {
+        *("rocm", "rocm/librocblas.so.4", "rocm/libamdhip64.so.6", "rocm/rocblas")
+    }
+
+
+def test_what_lacks_a_library_is_left_out_and_said_in_a_line(
+    place: Path, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _rocm(place)
+    (place / "lib/ollama/rocm/librocblas.so.4").unlink()
+    _vulkan(place, "libvulkan.so.999")
+    target = make(_of(place)).parent / BELOW
+    folders = {path.name for path in target.iterdir() if path.is_dir()}
+    assert folders == {"cuda_v12", "cuda_v13"}
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning:")]
+    assert len(said) == 2
+    assert "libggml-hip.so needs librocblas.so.4" in said[0]
+    assert "libggml-vulkan.so needs libvulkan.so.999" in said[1]
+    assert all("install it, or name a release archive" in line for line in said)
+
+
+def test_where_nothing_can_be_used_it_is_refused(place: Path, make: Make) -> None:
+    for name in ("cuda_v12", "cuda_v13"):
+        shutil.rmtree(place / "lib/ollama" / name)
+    _vulkan(place, "libvulkan.so.999")
+    with pytest.raises(MissingTool, match=r"libggml-vulkan\.so needs libvulkan\.so\.999"):
+        make(_of(place))
+
+
+@pytest.mark.parametrize("vendor", ["0x1002", "0x8086"], ids=["AMD", "Intel"])
+def test_by_itself_it_takes_stocks_libraries_for_any_gpu(
+    gpu: Path, patchset: Patchset, monkeypatch: pytest.MonkeyPatch, vendor: str
+) -> None:
+    monkeypatch.setattr(tools, "NVIDIA_DEVICE", gpu / "no-such-device")
+    monkeypatch.setattr(gpus, "ROOT", gpu / "root")
+    ollama(gpu)
+    assert plan(NATIVE, patchset).stock is None
+    card = gpu / "root/sys/bus/pci/devices/0000:01:00.0"
+    card.mkdir(parents=True)
+    (card / "vendor").write_text(vendor)
+    (card / "class").write_text("0x030000")
+    assert plan(NATIVE, patchset).stock == "stock"
+    shutil.rmtree(gpu)
+    (card / "x").parent.mkdir(parents=True)
+    (card / "vendor").write_text(vendor)
+    (card / "class").write_text("0x030000")
+    assert "no Ollama with" in plan(NATIVE, patchset).remark

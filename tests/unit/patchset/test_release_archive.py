@@ -59,8 +59,14 @@ def test_what_a_gpu_needs_is_unpacked_and_nothing_else(
     tmp_path: Path, report: Report, name: str
 ) -> None:
     root = ollama(tmp_path / "root")
-    (root / "lib/ollama/vulkan").mkdir()
-    (root / "lib/ollama/vulkan/libggml-vulkan.so").write_bytes(b"vulkan")
+    others = {
+        *("vulkan/libggml-vulkan.so", "rocm/libggml-hip.so", "rocm/librocblas.so.4"),
+        *("rocm/rocblas/library/Kernels.dat", "rocm/rocblas/library/gfx1100/K.co"),
+    }
+    for name_of_one in (*others, "mlx_cuda_v13/libmlx.so", "rocm/notes.txt"):
+        path = root / "lib/ollama" / name_of_one
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name_of_one.encode())
     found = release_archive.unpacked(archive(tmp_path / name, root=root), report)
     names = {str(path.relative_to(found)) for path in found.rglob("*") if not path.is_dir()}
     base = {f"lib/ollama/libggml-base.so{end}" for end in ("", ".0", ".0.0.0")}
@@ -69,7 +75,7 @@ def test_what_a_gpu_needs_is_unpacked_and_nothing_else(
         for major in (12, 13)
         for file in ("libggml-cuda.so", f"libcublas.so.{major}", f"libcublas.so.{major}.8.4")
     }
-    assert names == {"bin/ollama"} | base | cuda
+    assert names == {"bin/ollama"} | base | cuda | {f"lib/ollama/{one}" for one in others}
     assert (found / "lib/ollama/libggml-base.so").readlink() == Path("libggml-base.so.0")
     for path in (LIBRARY, "bin/ollama"):
         assert (found / path).read_bytes() == (root / path).read_bytes()

@@ -135,7 +135,7 @@ def test_without_any_ollama_it_says_where_it_looked(elsewhere: Path, report: Rep
     with pytest.raises(MissingTool, match="no Ollama with libggml-cuda") as caught:
         stock.find("stock", report)
     assert str(elsewhere / "local") in caught.value.message
-    assert "--cuda stock=PLACE" in str(caught.value.hint)
+    assert "--gpu stock=PLACE" in str(caught.value.hint)
 
 
 def test_a_release_archive_is_a_place(tmp_path: Path, place: Path, report: Report) -> None:

@@ -61,27 +61,42 @@ func TestThreeCountsAddUpAndOnlyLongPrefillIsMeasured(t *testing.T) {
 	}
 }
 
-func TestTimeOfARestoreCountsAlsoWhenNothingComesOfIt(t *testing.T) {
+func TestTimeOfARestoreCountsAlsoWhenNothingComesOfItAndWaitingForADeviceNever(t *testing.T) {
 	tier, _ := withSidecar(t, 1, 2*64, tierpb.Tier_TIER_RAM)
 	prompt := tokensFrom(0, 200)
-	spent := func() float64 {
+	counts := func() (spent, copying float64) {
 		tier.stats.mu.Lock()
 		defer tier.stats.mu.Unlock()
-		return tier.stats.counts.RestoreSeconds
+		return tier.stats.counts.RestoreSeconds, tier.stats.counts.LastRestore.GetCopySeconds()
 	}
 	if tier.prefetchFor(t.Context(), prompt) == nil {
 		t.Fatal("nothing fetched")
 	}
-	fetched := spent()
+	fetched, _ := counts()
 	if fetched <= 0 || fetched > 60 {
 		t.Fatalf("the fetch took %v s", fetched)
 	}
-	tier.fakeHost().restores = func() { time.Sleep(20 * time.Millisecond) }
+	const computes = 2 * time.Second
+	waited := 0
+	tier.fakeHost().restores = func() { waited++; time.Sleep(computes) }
 	tier.config.MinTokens = 1000 // not worth it any more
-	if got := tier.restoreFor(0, prompt, 0); got != 0 {
+	if got := tier.restoreFor(0, prompt, 0); got != 0 || waited == 0 {
+		t.Fatalf("resumes at %d, waited %d times", got, waited)
+	}
+	nothing, _ := counts()
+	if nothing -= fetched; nothing <= 0 || nothing >= computes.Seconds()/2 {
+		t.Errorf("the restore that came to nothing took %v s", nothing)
+	}
+	tier.config.MinTokens = 1
+	if tier.prefetchFor(t.Context(), prompt) == nil {
+		t.Fatal("nothing fetched again")
+	}
+	before, _ := counts()
+	if got := tier.restoreFor(0, prompt, 0); got != 128 {
 		t.Fatalf("resumes at %d", got)
 	}
-	if restored := spent() - fetched; restored < 0.02 || restored > 60 {
-		t.Errorf("the restore that came to nothing took %v s", restored)
+	spent, copying := counts()
+	if spent -= before; spent <= 0 || spent >= computes.Seconds()/2 || copying <= 0 || copying >= computes.Seconds()/2 {
+		t.Errorf("the restore took %v s, %v of them copying", spent, copying)
 	}
 }

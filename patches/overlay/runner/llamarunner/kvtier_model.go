@@ -63,7 +63,7 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tiering.Tie
 		CacheDType:     dtype,
 		Layers:         m.Layers,
 		FlashAttention: info.FlashAttention,
-		Extra: tierComputing(layers) + kvtier.Threads(ggml.KVTierCPU(), info.Threads) + tierSettings(layers, info) + cut +
+		Extra: tierComputing(layers) + ggml.KVTierLibraries() + kvtier.Threads(ggml.KVTierCPU(), info.Threads) + tierSettings(layers, info) + cut +
 			m.ByRowsExtra() + t.NamespaceExtra() + kvtier.ContentExtra,
 	}.Proto()
 	return newTierRows(s.lc, info, layers), m, ""

@@ -13,6 +13,7 @@ type tierBackend interface {
 	KVTierSync()
 	KVTierCPU() string
 	KVTierLibc() string
+	KVTierLibraries() string
 	KVPagedEngine() string
 	ExactAttnAnyCut() bool
 	ExactAttnReads(cache []ml.Tensor) func(batch ml.Context) string

@@ -19,6 +19,7 @@ func (f tierFakeDevices) BackendDevices() []ml.DeviceInfo { return f.devices }
 func (tierFakeDevices) KVTierSync()                       {}
 func (tierFakeDevices) KVTierCPU() string                 { return "AVX2,FMA" }
 func (f tierFakeDevices) KVTierLibc() string              { return f.libc }
+func (f tierFakeDevices) KVTierLibraries() string         { return "" }
 func (f tierFakeDevices) KVPagedEngine() string           { return f.engine }
 func (f tierFakeDevices) ExactAttnAnyCut() bool           { return !f.iq4nl }
 func (tierFakeDevices) ExactAttnRefused() int             { return 0 }

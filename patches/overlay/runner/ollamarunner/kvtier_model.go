@@ -65,7 +65,7 @@ func tierModel(s *Server, t *tiering.Tiering) (cache *kvcache.KVTierCache, m tie
 		Layers:         layers,
 		FlashAttention: s.lastLoad.FlashAttention == ml.FlashAttentionEnabled,
 		Extra: tierPlaced(backend, cache, s.lastLoad.GPULayers) +
-			kvtier.Threads(backend.KVTierCPU(), s.lastLoad.NumThreads) + cut + tierWindowsExtra(m.Windows) + tierStatesExtra(cache) +
+			backend.KVTierLibraries() + kvtier.Threads(backend.KVTierCPU(), s.lastLoad.NumThreads) + cut + tierWindowsExtra(m.Windows) + tierStatesExtra(cache) +
 			m.ByRowsExtra() + t.NamespaceExtra() + kvtier.ContentExtra,
 	}.Proto()
 	return cache, m, ""

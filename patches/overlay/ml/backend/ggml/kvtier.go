@@ -1,5 +1,8 @@
 package ggml
 
+// #ifndef _GNU_SOURCE
+// #define _GNU_SOURCE // dl_iterate_phdr
+// #endif
 // #include "ggml.h"
 // #include "ggml-backend.h"
 // // The CPU backend may be a library that was loaded at run time: it is asked by name.
@@ -27,6 +30,31 @@ package ggml
 //     snprintf(text, size, "%s%s", version, fma);
 // }
 // static const struct ggml_backend_feature * kvtier_next(const struct ggml_backend_feature * feature) { return feature + 1; }
+// // A part of a library in memory: all of them, by the numbers of the library and of its part.
+// struct kvtier_part { int library, part; const char * path; int notes, code; const void * at; size_t bytes; };
+// #ifdef __linux__
+// #include <link.h>
+// static int kvtier_look(struct dl_phdr_info * library, size_t size, void * to) {
+//     struct kvtier_part * wanted = to;
+//     if (wanted->library-- > 0) {
+//         return 0;
+//     }
+//     wanted->path = library->dlpi_name != NULL ? library->dlpi_name : "";
+//     if (wanted->part < library->dlpi_phnum) {
+//         const ElfW(Phdr) * part = &library->dlpi_phdr[wanted->part];
+//         wanted->notes = part->p_type == PT_NOTE;
+//         wanted->code = part->p_type == PT_LOAD && (part->p_flags & PF_R) && !(part->p_flags & PF_W);
+//         wanted->at = (const void *) (library->dlpi_addr + part->p_vaddr);
+//         wanted->bytes = part->p_filesz;
+//         return 2;
+//     }
+//     return 1;
+// }
+// // 2: there is such a part, 1: the library has no more, 0: there are no more libraries.
+// static int kvtier_find(struct kvtier_part * wanted) { return dl_iterate_phdr(kvtier_look, wanted); }
+// #else
+// static int kvtier_find(struct kvtier_part * wanted) { return 0; }
+// #endif
 // // GGML's own buffers of the CPU name no device.
 // static bool kvtier_on_device(ggml_backend_buffer_t buffer) {
 //     ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer));
@@ -41,6 +69,8 @@ import "C"
 import (
 	"strings"
 	"unsafe"
+
+	"github.com/ollama/ollama/kvtier"
 )
 
 // KVTierHost returns the tensor's memory if it lies in a buffer that the CPU can access, else nil. Implements
@@ -110,8 +140,36 @@ func KVTierLibc() string {
 	return C.GoString(&text[0])
 }
 
+// KVTierLibraries says which libraries are in memory.
+func KVTierLibraries() string {
+	var objects []kvtier.LoadedObject
+	for number := 0; ; number++ {
+		var object kvtier.LoadedObject
+		for part := 0; ; part++ {
+			found := C.struct_kvtier_part{library: C.int(number), part: C.int(part)}
+			more := C.kvtier_find(&found)
+			if more == 0 {
+				return kvtier.Libraries(objects)
+			}
+			object.Path = C.GoString(found.path)
+			if more == 1 {
+				break
+			}
+			switch bytes := unsafe.Slice((*byte)(found.at), int(found.bytes)); {
+			case found.notes != 0:
+				object.Notes = append(object.Notes, bytes)
+			case found.code != 0:
+				object.Code = append(object.Code, bytes)
+			}
+		}
+		objects = append(objects, object)
+	}
+}
+
 // The same as methods, for those who know the backend as an interface.
 
 func (b *Backend) KVTierCPU() string { return KVTierCPU() }
 
 func (b *Backend) KVTierLibc() string { return KVTierLibc() }
+
+func (b *Backend) KVTierLibraries() string { return KVTierLibraries() }

@@ -1,0 +1,285 @@
+"""Engines whose layers are on GGML's Vulkan backend, driven alike: Ollama's own two, and
+llama-server.
+
+A character of a prompt is a token. `End` is how a process loses what it has in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import string
+import time
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ollama_tiering import config
+from tests.engine.fake_gpu import offloaded
+from tests.engine.harness import Server, Sidecar, wait_until
+from tests.engine_llama_server.server import LlamaServer, request
+from tests.engine_llama_server.test_llama_server import report
+from tests.engine_llama_server.test_states import settled
+
+COUNT = 6  # tokens of an answer
+SECONDS = 400.0  # for a start or an answer: a first one compiles pipelines on a busy machine
+OF_ANSWERS = 0xE000  # characters that stand for what llama-server answered, a token each
+CHARACTERS = string.ascii_letters + string.digits + " "
+# A device of type CPU is used only where it is named. Compiled pipelines are kept for other tests.
+DEVICE: Mapping[str, str] = {
+    "GGML_VK_VISIBLE_DEVICES": "0",
+    "XDG_CACHE_HOME": str(config.cache_dir() / "vulkan" / "pipelines"),
+}
+TWO = {"GGML_VK_VISIBLE_DEVICES": "0,0"}
+
+
+class End(enum.Enum):
+    UNLOAD = "unload"
+    RESTART = "restart of everything"
+    KILL = "kill -9"
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer: `resumed` of the prompt's tokens were not computed for it."""
+
+    resumed: int
+    text: str
+    bits: Any  # tokens, their logarithms, and those of the five most likely ones
+
+
+class Engine(Protocol):
+    """Whoever starts it ends it (`close`)."""
+
+    def start(self) -> None: ...
+
+    def ask(self, prompt: str, count: int = COUNT) -> Said: ...
+
+    def leave(self, prompt: str, seconds: float) -> None:
+        """A client that asks and leaves so long after its prompt has begun to be computed."""
+        ...
+
+    def lose(self, end: End) -> None:
+        """It starts anew, when all that it answered is stored; so does the sidecar with RESTART."""
+        ...
+
+    def restored(self) -> int:
+        """Rows, for its last answer."""
+        ...
+
+    def reason(self) -> str:
+        """Why the model is not tiered; empty if it is."""
+        ...
+
+    def on_device(self) -> bool:
+        """Whether rows are in the memory of the device, as its log says."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Ollama:
+    """Ollama's own engines: which of them runs a model is said by its architecture."""
+
+    def __init__(
+        self,
+        binary: Path,
+        folder: Path,
+        models: Path,
+        model: str,
+        sidecar: Sidecar | None,
+        env: Mapping[str, str],
+        **options: Any,
+    ) -> None:
+        self._model, self._options, self._sidecar = model, options, sidecar
+        given = {"OLLAMA_VULKAN": "1", "OLLAMA_FLASH_ATTENTION": "1", **DEVICE, **env}
+        given["OLLAMA_LOAD_TIMEOUT"] = f"{SECONDS:.0f}s"
+        socket = sidecar.socket if sidecar else None
+        self.server = Server(binary, folder, models, socket=socket, env=given)
+        self.server.http.timeout = SECONDS
+        self._before = 0
+
+    def start(self) -> None:
+        self.server.start()
+
+    def ask(self, prompt: str, count: int = COUNT) -> Said:
+        self._before = len(self.server.restores())
+        answer = self.server.generate(self._model, prompt, predict=count, **self._options)
+        return Said(answer.resumed, answer.text, answer.logprobs)
+
+    def leave(self, prompt: str, seconds: float) -> None:
+        body = self.server.body(self._model, prompt, predict=COUNT, **self._options)
+        seen = len(self.server.loads())
+        with contextlib.closing(post(self.server.url + "/api/generate", body)):
+            wait_until("it is begun", lambda: len(self.server.loads()) > seen, SECONDS)
+            time.sleep(seconds)
+
+    def lose(self, end: End) -> None:
+        if self._sidecar is not None:
+            self._sidecar.settle(self.server, self._model)
+        if end is End.KILL:
+            self.server.kill_runner(self._model)
+        else:
+            self.server.unload(self._model)
+        if end is End.RESTART:
+            self.server.stop()
+            if self._sidecar is not None:
+                self._sidecar.restart()
+            self.server.start()
+
+    def restored(self) -> int:
+        return sum(one.tokens for one in self.server.restores()[self._before :])
+
+    def reason(self) -> str:
+        assert self._sidecar is not None
+        pid = self.server.runner_pid(self._model)
+        stat = self._sidecar.wait(lambda s: any(r.pid == pid for r in s.runners), "it is reported")
+        return next(one.reason for one in stat.runners if one.pid == pid)
+
+    def on_device(self) -> bool:
+        return offloaded(self.server)[0] > 0 and "library=Vulkan" in self.server.log_text()
+
+    def close(self) -> None:
+        self.server.__exit__()
+
+
+class LlamaCpp:
+    """llama-server of llama.cpp, as Ollama starts it from v0.30 on."""
+
+    def __init__(
+        self,
+        program: Path,
+        folder: Path,
+        model: Path,
+        sidecar: Sidecar | None,
+        env: Mapping[str, str],
+        *options: str,
+    ) -> None:
+        self._sidecar, self._asked, self._slot = sidecar, 0, 0
+        engine = None if sidecar is None else sidecar.socket.with_name("s.engine")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.server = Patient(
+            *(program, model, folder / "log"),
+            *("-c", "1024", "--no-context-shift", "-lv", "4", *options),
+            sidecar=engine,
+            env={**DEVICE, **env},
+        )
+
+    def start(self) -> None:
+        self.server.start()
+
+    def ask(self, prompt: str, count: int = COUNT) -> Said:
+        said = self.server.complete(tokens(prompt), count)
+        self._asked += 1
+        text = "".join(chr(OF_ANSWERS + token) for token in said.tokens)
+        return Said(said.cached, text, (said.tokens, said.bits))
+
+    def leave(self, prompt: str, seconds: float) -> None:
+        """Without its rows being wanted by anybody: or they would be copied aside first, which
+        waits for the device by itself.
+        """
+        body = request(tokens(prompt), COUNT, cache_prompt=False)
+        seen = self._begun()
+        url = f"http://127.0.0.1:{self.server.port}/completion"
+        with contextlib.closing(post(url, body)):
+            wait_until("it is begun", lambda: self._begun() > seen, SECONDS)
+            time.sleep(seconds)
+
+    def _begun(self) -> int:
+        return self.server.log.read_text(errors="replace").count("prompt processing, n_tokens")
+
+    def lose(self, end: End) -> None:
+        process = self.server.process
+        assert process is not None
+        if self._sidecar is not None:
+            settled(self._sidecar, self.server)
+        if end is End.KILL:
+            self.server.kill()
+        else:
+            process.send_signal(signal.SIGTERM)
+            process.wait(SECONDS)
+        if end is End.RESTART and self._sidecar is not None:
+            self._sidecar.restart()
+        self._asked = 0
+        self.server.start()
+
+    def restored(self) -> int:
+        assert self._sidecar is not None
+        told = report(self._sidecar, self.server, self._asked)
+        return told.last_request.restored_tokens
+
+    def reason(self) -> str:
+        assert self._sidecar is not None
+        process = self.server.process
+        assert process is not None
+        pid = process.pid
+        stat = self._sidecar.wait(lambda s: any(r.pid == pid for r in s.runners), "it is reported")
+        return next(one.reason for one in stat.runners if one.pid == pid)
+
+    def on_device(self) -> bool:
+        return bool(re.search(r"Vulkan\d (KV|RS) buffer size", self.server.log.read_text()))
+
+    def close(self) -> None:
+        if self.server.process is not None and self.server.process.poll() is None:
+            self.server.kill()
+
+
+def tokens(prompt: str) -> list[int]:
+    """As llama-server gets them."""
+
+    def token(character: str) -> int:
+        number = ord(character) - OF_ANSWERS
+        return number if number >= 0 else CHARACTERS.index(character) + 1
+
+    return list(map(token, prompt))
+
+
+def post(url: str, body: object) -> http.client.HTTPConnection:
+    """A connection with a request on it, whose answer nobody has read."""
+    parts = urllib.parse.urlsplit(url)
+    assert parts.hostname is not None
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=SECONDS)
+    json_type = {"Content-Type": "application/json"}
+    connection.request("POST", parts.path, json.dumps(body), json_type)
+    return connection
+
+
+class Patient(LlamaServer):
+    """A device that is a program takes its time."""
+
+    start_seconds = request_seconds = SECONDS
+
+
+def on_vulkan(program: Path, library: Path, folder: Path) -> Path:
+    """A program that starts this llama-server with a device. It has to be the first option: else
+    the library is not looked for.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "llama-server"
+    devices = "case $GGML_VK_VISIBLE_DEVICES in *,*) on=Vulkan0,Vulkan1 ;; *) on=Vulkan0 ;; esac"
+    script.write_text(
+        f"#!/bin/sh\n{devices}\nexport GGML_BACKEND_PATH='{library}'\n"
+        f"exec '{program}' --device $on -ngl 99 \"$@\"\n",
+        encoding="utf-8",
+    )
+    script.chmod(0o755)
+    return script
+
+
+def install(binary: Path, libraries: Path, folder: Path) -> Path:
+    """An Ollama in `folder` that finds these libraries, as an installed one has them."""
+    lib = folder / "lib/ollama"
+    (lib / "vulkan").mkdir(parents=True)
+    (folder / "bin").mkdir()
+    for file in libraries.glob("libggml-base.so*"):
+        shutil.copy2(file, lib, follow_symlinks=False)
+    os.link(libraries / "libggml-vulkan.so", lib / "vulkan/libggml-vulkan.so")
+    return Path(shutil.copy2(binary, folder / "bin/ollama"))

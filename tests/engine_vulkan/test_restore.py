@@ -1,0 +1,199 @@
+"""Rows of a device come back: a conversation goes on after an unload, a restart of everything and a
+kill -9 exactly as in stock's memory. Tokens, logarithms, the five most likely tokens and the number
+of tokens that were not computed are stock's, and all of the latter were restored.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
+from tests.engine.harness import BLOCK_TOKENS, Sidecar
+from tests.engine_vulkan.engines import CHARACTERS, TWO, End, Engine, Said
+
+Begin = Callable[..., Engine]
+
+FIRST, MORE = 150, (30, 20, 10)  # tokens of the prompts, those of the answers beside them
+GO, CPP = "Ollama", "llama-server"
+ON = {"-fa": "on", "-np": "1"}
+Q8 = {"OLLAMA_KV_CACHE_TYPE": "q8_0"}
+Q8_CPP = {"-ctk": "q8_0", "-ctv": "q8_0"}
+SLOTS, SLOTS_CPP = {"OLLAMA_NUM_PARALLEL": "2"}, {"-np": "2", "--no-kv-unified": ""}
+
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Go engine": (GO, "qwen3", {}),
+    "Go engine, q8_0": (GO, "qwen3", Q8),
+    "Go engine, some layers": (GO, "qwen3", {"num_gpu": 1}),
+    "Go engine, two devices": (GO, "qwen3", TWO | {"OLLAMA_SCHED_SPREAD": "1"}),
+    "Go engine, two slots": (GO, "qwen3", SLOTS),
+    "Go engine, windows": (GO, "gemma3", {}),
+    "Go engine, windows, some layers": (GO, "gemma3", {"num_gpu": 2}),
+    "llama.cpp engine": (GO, "llama", {}),
+    "llama.cpp engine, q8_0": (GO, "llama", Q8),
+    "llama.cpp engine, some layers": (GO, "llama", {"num_gpu": 1}),
+    "llama-server": (CPP, "llama", ON),
+    "llama-server, flash attention if it can": (CPP, "llama", ON | {"-fa": "auto"}),
+    "llama-server, q8_0": (CPP, "llama", ON | Q8_CPP),
+    "llama-server, some layers": (CPP, "llama", ON | {"-ngl": "2"}),
+    "llama-server, two devices": (CPP, "llama", ON | TWO | {"-ngl": "2"}),
+    "llama-server, two slots": (CPP, "llama", ON | SLOTS_CPP),
+    "llama-server, qwen3": (CPP, "qwen3", ON),
+    "llama-server, windows": (CPP, "gemma3", ON),
+    "llama-server, windows, q8_0": (CPP, "gemma3", ON | Q8_CPP),
+    "llama-server, states": (CPP, "lfm2", ON),
+    "llama-server, states, q8_0": (CPP, "lfm2", ON | Q8_CPP),
+    "llama-server, states, some layers": (CPP, "lfm2", ON | {"-ngl": "3"}),
+    "llama-server, nemotron-h": (CPP, "nemotron-h", ON),
+}
+
+
+def text(count: int, seed: object) -> str:
+    return "".join(random.Random(repr(seed)).choices(CHARACTERS, k=count))
+
+
+def converse(engine: Engine, seed: object, ends: tuple[End, ...]) -> tuple[list[Said], list[int]]:
+    """Four turns, and how many rows were restored for each; between them it ends, if so wanted."""
+    prompt = text(FIRST, seed)
+    said, restored = [engine.ask(prompt)], [0]
+    for number, more in enumerate(MORE):
+        if ends:
+            engine.lose(ends[number])
+        prompt += said[-1].text + text(more, (seed, number))
+        said.append(engine.ask(prompt))
+        restored.append(engine.restored() if ends else 0)
+    return said, restored
+
+
+OFTEN = (
+    *("Go engine", "Go engine, windows", "llama.cpp engine, some layers"),
+    *("llama-server", "llama-server, windows", "llama-server, states, some layers"),
+)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c in OFTEN else pytest.mark.slow) for c in CASES]
+)
+def test_a_conversation_goes_on_after_each_end_as_in_stocks_memory(
+    begin: Begin, sidecar: Sidecar, case: str
+) -> None:
+    kind, model, how = CASES[case]
+    resident = begin(kind, model, how)
+    wanted, _ = converse(resident, case, ())
+    assert resident.on_device()
+    resident.close()
+    assert min(answer.resumed for answer in wanted[1:]) >= FIRST // 2
+    tiered = begin(kind, model, how, sidecar)
+    said, restored = converse(tiered, case, (End.UNLOAD, End.RESTART, End.KILL))
+    assert tiered.on_device()
+    assert [one.resumed for one in said] == [one.resumed for one in wanted]
+    assert said == wanted
+    assert restored[1:] == [one.resumed for one in said[1:]]
+
+
+NOT_TIERED = {
+    "Go engine, flash attention off": (GO, "qwen3", {"OLLAMA_FLASH_ATTENTION": "0"}),
+    "llama.cpp engine, flash attention off": (GO, "llama", {"OLLAMA_FLASH_ATTENTION": "0"}),
+    "llama-server, flash attention off": (CPP, "llama", ON | {"-fa": "off"}),
+}
+
+
+@pytest.mark.parametrize("case", NOT_TIERED)
+def test_what_is_not_tiered_says_why_and_answers_as_stock(
+    begin: Begin, sidecar: Sidecar, case: str
+) -> None:
+    kind, model, how = NOT_TIERED[case]
+    resident = begin(kind, model, how)
+    prompt = text(FIRST, case)
+    wanted = resident.ask(prompt)
+    resident.close()
+    tiered = begin(kind, model, how, sidecar)
+    assert tiered.ask(prompt) == wanted
+    assert tiered.reason().startswith("V is transposed on the device (")
+
+
+ENGINES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Go engine": (GO, "qwen3", {}),
+    "llama.cpp engine": (GO, "llama", {}),
+    "llama-server": (CPP, "llama", ON),
+}
+SHORT: dict[str, dict[str, Any]] = {
+    GO: {"num_ctx": 256},
+    CPP: {"-c": "256", "--context-shift": "", "--keep": "4"},
+}
+TWO_SLOTS: dict[str, dict[str, Any]] = {GO: SLOTS, CPP: SLOTS_CPP}
+TAIL = "behind what was stored"
+
+
+def resident(begin: Begin, way: tuple[str, str, Any], prompt: str, kept: int) -> Said:
+    """Stock's answer to the prompt with `TAIL`, of which so many tokens are in its memory."""
+    engine = begin(*way)
+    engine.ask(prompt[:kept] + text(len(prompt) + len(TAIL) - kept, "other"))
+    answer = engine.ask(prompt + TAIL)
+    assert answer.resumed == kept
+    engine.close()
+    return answer
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_behind_a_context_shift_nothing_comes_back_and_all_before_it_does(
+    begin: Begin, sidecar: Sidecar, name: str
+) -> None:
+    kind, model, how = ENGINES[name]
+    way, prompt = (kind, model, {**how, **SHORT[kind]}), text(200, name)
+    wanted = resident(begin, way, prompt, 200)
+    tiered = begin(*way, sidecar)
+    tiered.ask(prompt, 80)
+    tiered.lose(End.KILL)
+    assert tiered.ask(prompt + TAIL) == wanted
+    assert tiered.restored() == 200
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_two_slots_get_their_own_rows(begin: Begin, sidecar: Sidecar, name: str) -> None:
+    kind, model, how = ENGINES[name]
+    way = (kind, model, {**how, **TWO_SLOTS[kind]})
+    prompts = [text(FIRST, (name, number)) for number in range(2)]
+    engine = begin(*way)
+    for prompt in prompts:
+        engine.ask(prompt)
+    wanted = [engine.ask(prompt + TAIL) for prompt in prompts]
+    assert [answer.resumed for answer in wanted] == [FIRST, FIRST]
+    engine.close()
+    tiered = begin(*way, sidecar)
+    for prompt in prompts:
+        tiered.ask(prompt)
+    tiered.lose(End.RESTART)
+    for prompt, answer in reversed(list(zip(prompts, wanted, strict=True))):
+        assert tiered.ask(prompt + TAIL) == answer
+        assert tiered.restored() == FIRST
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_of_what_is_damaged_nothing_comes_back(begin: Begin, sidecar: Sidecar, name: str) -> None:
+    way, prompt, sound = ENGINES[name], text(FIRST, name), 2 * BLOCK_TOKENS
+    wanted = resident(begin, way, prompt, sound)
+    tiered = begin(*way, sidecar)
+    tiered.ask(prompt)
+    tiered.lose(End.KILL)
+    sidecar.wait(lambda stat: not stat.queued_demotions, "the disk has the same")
+    assert damage(sidecar, sound) >= 2
+    assert tiered.ask(prompt + TAIL) == wanted
+    assert tiered.restored() == sound
+
+
+def damage(sidecar: Sidecar, first: int) -> int:
+    """One bit of each block from this position on."""
+    damaged = 0
+    for path in sidecar.block_files():
+        data = bytearray(path.read_bytes())
+        if read_meta(buffer_reader(bytes(data)), len(data)).first_position >= first:
+            data[-4000] ^= 0x10
+            path.chmod(0o600)
+            path.write_bytes(data)
+            path.chmod(0o400)
+            damaged += 1
+    return damaged
