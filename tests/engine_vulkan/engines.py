@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ollama_tiering import config
 from tests.engine.fake_gpu import offloaded
+
+from ollama_tiering import config
 from tests.engine.harness import Server, Sidecar, wait_until
 from tests.engine_llama_server.server import LlamaServer, request
 from tests.engine_llama_server.test_llama_server import report
