@@ -12,7 +12,7 @@ ROOT = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class SeenGpu:
     """`card` is what its driver calls it, else its number; `driver` is empty if none is bound."""
 
     vendor: str
@@ -24,15 +24,15 @@ class Gpu:
         return f"{self.vendor} {self.card}, {driver}"
 
 
-def here() -> list[Gpu]:
+def here() -> list[SeenGpu]:
     """Those that Ollama may use."""
     root, found = ROOT, []
     for place in sorted(root.glob("sys/bus/pci/devices/*")):
         vendor = VENDORS.get(_read(place / "vendor"), "")
         if vendor and _read(place / "class").startswith(_DISPLAY):
-            found.append(Gpu(vendor, _card(root, place), _driver(root, place)))
+            found.append(SeenGpu(vendor, _card(root, place), _driver(root, place)))
     if (root / _KFD).exists() and all(one.vendor != "AMD" for one in found):
-        found.append(Gpu("AMD", f"GPU of /{_KFD}", "amdgpu"))
+        found.append(SeenGpu("AMD", f"GPU of /{_KFD}", "amdgpu"))
     return found
 
 

@@ -28,9 +28,9 @@ from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.content.contents import Contents
 from ollama_tiering.sidecar.content.record import ContentRecord
 from ollama_tiering.sidecar.endpoint import Endpoint
+from ollama_tiering.sidecar.engine.account import EngineAccounts
 from ollama_tiering.sidecar.engine.connection import Engines
 from ollama_tiering.sidecar.engine.listener import EngineSocket, place
-from ollama_tiering.sidecar.engine.runner import EngineRunners
 from ollama_tiering.sidecar.entrance import Entrance
 from ollama_tiering.sidecar.grpc_socket import GrpcSocket
 from ollama_tiering.sidecar.held_socket import HeldSocket, hold_socket, keep_reachable
@@ -259,7 +259,7 @@ def _engine_socket(
             uses.refresh()
 
     engines = Engines(
-        *(store, EngineRunners(report), contents),
+        *(store, EngineAccounts(report), contents),
         min_tokens=config.min_tokens,
         lease_seconds=config.lease_seconds,
     )

@@ -33,10 +33,10 @@ constexpr milliseconds idle_wait { 10 }; // for rows, where nothing else is to b
 // stored anywhere. A look-up takes time for each token of the prompt, and is made only if a good part of them is new.
 constexpr size_t continued_part = 8;
 
-class tier : keeper {
+class tiering : keeper {
 public:
     // Off for good without the variable: then every call returns at once.
-    explicit tier(server_queue & queue) : queue_(queue) {
+    explicit tiering(server_queue & queue) : queue_(queue) {
         const char * path = std::getenv("OLLAMA_KV_TIER_ENGINE_SOCKET");
         given_ = path_ = path != nullptr ? path : "";
         first_part_ = progress_after(std::getenv("OLLAMA_KV_TIER_PROGRESS_SECONDS"));

@@ -26,6 +26,7 @@ from ollama_tiering.protocol.engine.wire import (
 )
 from ollama_tiering.sidecar.content.contents import Contents
 from ollama_tiering.sidecar.content.verdict import FilesVerdict
+from ollama_tiering.sidecar.engine.account import EngineAccount, EngineAccounts
 from ollama_tiering.sidecar.engine.heads import Heads
 from ollama_tiering.sidecar.engine.identity import (
     BLOCK_TOKENS,
@@ -36,7 +37,6 @@ from ollama_tiering.sidecar.engine.identity import (
 )
 from ollama_tiering.sidecar.engine.lookups import EngineLookUps
 from ollama_tiering.sidecar.engine.proof import GATED, Proof, unproven
-from ollama_tiering.sidecar.engine.runner import EngineRunner, EngineRunners
 from ollama_tiering.sidecar.engine.turns import Turns
 from ollama_tiering.sidecar.engine.writes import Writes
 from ollama_tiering.store import TieredStore
@@ -70,14 +70,14 @@ class Engines:
     def __init__(
         self,
         store: TieredStore,
-        runners: EngineRunners,
+        accounts: EngineAccounts,
         contents: Contents,
         *,
         min_tokens: int,
         lease_seconds: float,
     ) -> None:
         self.store = store
-        self.runners = runners
+        self.accounts = accounts
         self.contents = contents
         self.min_tokens = min_tokens
         self.lease_seconds = lease_seconds
@@ -104,7 +104,7 @@ class Connection:
         self._refused = ""  # why, as it was last said
         self._look_ups: EngineLookUps | None = None
         self._writes: Writes | None = None
-        self._runner: EngineRunner | None = None
+        self._account: EngineAccount | None = None
         self._deadline: float | None = None  # of the frame that is received
 
     def run(self) -> None:
@@ -178,7 +178,7 @@ class Connection:
                 if kind == Kind.FINISHED and found.pending:
                     self._hold(m.EngineFinished.unpack(body))
                 return unproven(kind, body, found)
-        if self._look_ups is None or self._writes is None or self._runner is None:
+        if self._look_ups is None or self._writes is None or self._account is None:
             if kind == Kind.RELEASE:
                 return Kind.DONE, b""
             raise InvalidBlock("nothing was named yet")
@@ -196,7 +196,7 @@ class Connection:
         elif kind == Kind.DAMAGED:
             self._look_ups.damaged(m.Damaged.unpack(body))
         elif kind == Kind.FINISHED:
-            self._engines.runners.report(self._runner.finished(m.EngineFinished.unpack(body)))
+            self._engines.accounts.report(self._account.finished(m.EngineFinished.unpack(body)))
         else:
             raise Malformed(f"{kind} is no kind of request")
         return Kind.DONE, b""
@@ -207,7 +207,7 @@ class Connection:
             raise WrongVersion(said)
         engines = self._engines
         if hello.unsupported:
-            engines.runners.report(self._not_tiered(hello, hello.unsupported))
+            engines.accounts.report(self._not_tiered(hello, hello.unsupported))
             return Kind.DONE, b""
         identity_of(hello)  # or InvalidBlock
         proof = Proof(engines.contents, hello)
@@ -236,12 +236,12 @@ class Connection:
             min_tokens = hello.min_tokens or engines.min_tokens
             store, heads, turns = engines.store, engines.heads, engines.turns
             store.learn_model(identity.namespace, identity.model)
-            self._runner = engines.runners.runner(self._pid, identity, min_tokens)
-            look_ups = EngineLookUps(store, heads, hello, identity, self._runner, min_tokens)
+            self._account = engines.accounts.account(self._pid, identity, min_tokens)
+            look_ups = EngineLookUps(store, heads, hello, identity, self._account, min_tokens)
             self._look_ups = look_ups
-            self._writes = Writes(store, heads, identity, self._runner, turns)
-        if self._runner is not None and self._refused:
-            engines.runners.report(self._runner.report())
+            self._writes = Writes(store, heads, identity, self._account, turns)
+        if self._account is not None and self._refused:
+            engines.accounts.report(self._account.report())
         self._refused = ""
         return identity
 
@@ -251,7 +251,7 @@ class Connection:
         if reason == self._refused:
             return
         self._refused = reason
-        self._engines.runners.report(self._not_tiered(hello, reason))
+        self._engines.accounts.report(self._not_tiered(hello, reason))
         if found.refusal:
             said = "model refused, nothing of it is stored or restored: reason=%s"
             seldom.warning(f"model {reason}", said, reason)
@@ -259,7 +259,7 @@ class Connection:
     def _hold(self, request: m.EngineFinished) -> None:
         if self._hello is not None:
             fields = checked_fields(self._hello)
-            self._engines.runners.hold(self._pid, fields["engine"], fields["model"], request)
+            self._engines.accounts.hold(self._pid, fields["engine"], fields["model"], request)
 
     def _not_tiered(self, hello: m.Hello, reason: str) -> pb.RunnerReport:
         fields = checked_fields(hello)

@@ -22,9 +22,9 @@ from ollama_tiering.protocol.engine.messages import (
 )
 from ollama_tiering.protocol.engine.wire import MAX_REPLY_BYTES
 from ollama_tiering.sidecar.engine import states
+from ollama_tiering.sidecar.engine.account import EngineAccount
 from ollama_tiering.sidecar.engine.heads import Head, HeadReader, Heads
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
-from ollama_tiering.sidecar.engine.runner import EngineRunner
 from ollama_tiering.sidecar.policy.history import History, Sought, find
 from ollama_tiering.sidecar.policy.plan import end_of, planned
 from ollama_tiering.store import (
@@ -78,14 +78,14 @@ class EngineLookUps:
         heads: Heads,
         hello: Hello,
         identity: Identity,
-        runner: EngineRunner,
+        account: EngineAccount,
         min_tokens: int,
     ) -> None:
         self._store = store
         self._heads = heads
         self._identity = identity
         self._reader = HeadReader(identity)
-        self._runner = runner
+        self._account = account
         self._gate = hello.gate
         self._states = hello.states
         self._min_tokens = min_tokens
@@ -141,7 +141,7 @@ class EngineLookUps:
         wanted = [*blocks, *beside]
         seconds = sum(one.seconds for one in wanted)
         size = sum(one.bytes for one in wanted)
-        if not self._runner.restore_pays(self._gate, rows - request.have, size, seconds):
+        if not self._account.restore_pays(self._gate, rows - request.have, size, seconds):
             return nothing(pb.SHORTFALL_GATE)
         expected_ms = min(round(seconds * 1000), _MOST_MS)
         return self._leased(wanted, request.have, Matched(rows, 0, True, expected_ms, reason, at))

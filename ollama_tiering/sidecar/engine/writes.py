@@ -16,9 +16,9 @@ from ollama_tiering.protocol.engine.messages import (
     Planned,
 )
 from ollama_tiering.protocol.engine.messages import EngineReserved as ReservedFile
+from ollama_tiering.sidecar.engine.account import EngineAccount
 from ollama_tiering.sidecar.engine.heads import Head, Heads
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
-from ollama_tiering.sidecar.engine.runner import EngineRunner
 from ollama_tiering.sidecar.engine.states import plan_state, plan_window
 from ollama_tiering.sidecar.engine.turns import PIECE_PLANS, Turns
 from ollama_tiering.sidecar.policy.chains import Chains
@@ -59,14 +59,14 @@ class Writes:
         store: TieredStore,
         heads: Heads,
         identity: Identity,
-        runner: EngineRunner,
+        account: EngineAccount,
         turns: Turns,
     ) -> None:
         self._store = store
         self._turns = turns
         self._heads = heads
         self._identity = identity
-        self._runner = runner
+        self._account = account
         self._chains = Chains(identity.namespace, BLOCK_TOKENS)
         self._session: WriteSession | None = None
         self._filling: FileFilling[_Part] = FileFilling(
@@ -124,7 +124,7 @@ class Writes:
             stored += 1
             head = Head(part.plan.payload_offset, part.plan.rows, part.state_bytes, file.crcs)
             self._heads.put(part.plan.key, head)
-        self._runner.stored(stored)
+        self._account.stored(stored)
         return Committed(tuple(reason for _, reason in answers))
 
     def close(self) -> None:

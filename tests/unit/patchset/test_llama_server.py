@@ -182,22 +182,24 @@ def test_every_line_stands_beside_its_anchor(tree: Path) -> None:
     assert patch_tree(tree, SOURCES)
     text = (tree / CONTEXT).read_text()
     assert '#include "kvt_server.h"\n\nstruct server_context_impl {\n' in text
-    assert "    server_response queue_results;\n    kvt::tier kv_tier { queue_tasks };\n" in text
-    after = "if (auto * s = get_slot_by_id(id_slot)) { kv_tier.after_answer(*s); }"
+    assert (
+        "    server_response queue_results;\n    kvt::tiering kv_tiering { queue_tasks };\n" in text
+    )
+    after = "if (auto * s = get_slot_by_id(id_slot)) { kv_tiering.after_answer(*s); }"
     assert f"[this](int id_slot) {{\n            {after}\n            other();\n" in text
-    assert "kv_tier.before_shift(slots, slot, n_keep);\n        slot.mem.seq_rm (slot.id" in text
-    assert "params_base = params;\n        kv_tier.before_load(params_base);\n" in text
-    of_a_file = "kv_tier.before_slot_file(get_slot_by_id(task.slot_action.id_slot));"
+    assert "kv_tiering.before_shift(slots, slot, n_keep);\n        slot.mem.seq_rm (slot.id" in text
+    assert "params_base = params;\n        kv_tiering.before_load(params_base);\n" in text
+    of_a_file = "kv_tiering.before_slot_file(get_slot_by_id(task.slot_action.id_slot));"
     assert f"SLOT_RESTORE:\n                {{\n                    {of_a_file}\n" in text
-    assert "kv_tier.before_swap(*ret);\n        ret->prompt_save" in text
-    assert "kv_tier.before_prompt(slot);\n            n_past = " in text
-    assert "void destroy() {\n        kv_tier.before_end(slots);\n        llama_init" in text
-    assert "* 1000);\n    impl->kv_tier.before_end(impl->slots);\n}" in text
+    assert "kv_tiering.before_swap(*ret);\n        ret->prompt_save" in text
+    assert "kv_tiering.before_prompt(slot);\n            n_past = " in text
+    assert "void destroy() {\n        kv_tiering.before_end(slots);\n        llama_init" in text
+    assert "* 1000);\n    impl->kv_tiering.before_end(impl->slots);\n}" in text
     common = (tree / COMMON).read_text()
     assert '#include "mtmd-helper.h"\n#include "kvt_named.h"\n' in common
     named = "kvt::name_images(bitmaps, files, prompt, get_media_marker()); }"
     assert f"    if (!is_placeholder) {{ {named}\n    auto bitmaps_c_ptr" in common
-    step = "if (kv_tier.step(slots, params_base, prompt_cache)) { return; }"
+    step = "if (kv_tiering.step(slots, params_base, prompt_cache)) { return; }"
     assert f"void update_slots() {{\n        {step}\n" in text
     lines = sum(hook.path == CONTEXT for hook in HOOKS)
     assert len(added(tree, CONTEXT)) == lines + 1  # an empty line below the include
@@ -271,7 +273,7 @@ def test_of_two_contexts_that_are_shifted_the_models_own_is_the_anchor(tree: Pat
     own = one.replace("slot.mem.seq_rm (", "common_context_seq_rm (ctx_tgt, ")
     edit(tree, CONTEXT, one, own + own.replace("ctx_tgt", "ctx_dft"))
     assert patch_tree(tree, SOURCES)
-    before = "        kv_tier.before_shift(slots, slot, n_keep);\n"
+    before = "        kv_tiering.before_shift(slots, slot, n_keep);\n"
     assert before + own in (tree / CONTEXT).read_text()
 
 
@@ -286,7 +288,7 @@ def test_every_reason_is_named_at_once(tree: Path) -> None:
 
 def test_half_a_patch_is_refused(tree: Path) -> None:
     patch_tree(tree, SOURCES)
-    edit(tree, CONTEXT, "            kv_tier.before_prompt(slot);\n", "")
+    edit(tree, CONTEXT, "            kv_tiering.before_prompt(slot);\n", "")
     before = contents(tree)
     with pytest.raises(PatchConflict, match="placed already"):
         patch_tree(tree, SOURCES)
@@ -342,5 +344,5 @@ def test_the_real_source_takes_all_hooks(tmp_path: Path) -> None:
         pytest.skip(f"{SDIST} names no source of llama.cpp")
     tree = real_tree(Path(GIVEN), tmp_path)
     assert patch_tree(tree, SOURCES)
-    assert (tree / CONTEXT).read_text().count("kv_tier.") == 7
+    assert (tree / CONTEXT).read_text().count("kv_tiering.") == 7
     assert not patch_tree(tree, SOURCES)

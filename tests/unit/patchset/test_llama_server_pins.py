@@ -37,7 +37,7 @@ def test_what_is_placed_and_what_is_refused_with_the_reason(folder: Path) -> Non
     assert refused.row().startswith(
         "| two |  | no |  | tools/server/server-context.cpp: the anchor"
     )
-    assert "kv_tier" not in (folder / CONTEXT).read_text()  # a copy was tried
+    assert "kv_tiering" not in (folder / CONTEXT).read_text()  # a copy was tried
 
 
 def test_an_architecture_that_nobody_has_decided_about_is_named(folder: Path) -> None:

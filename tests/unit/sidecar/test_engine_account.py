@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from ollama_tiering.protocol.engine.messages import EngineFinished, GateMode
+from ollama_tiering.sidecar.engine.account import EngineAccount, EngineAccounts
 from ollama_tiering.sidecar.engine.identity import identity_of
-from ollama_tiering.sidecar.engine.runner import EngineRunner, EngineRunners
 from ollama_tiering.sidecar.ledger import Counts
 from ollama_tiering.sidecar.policy.gate import DEFAULT_COPY_RATE
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
@@ -24,13 +24,13 @@ RESTORED = EngineFinished(
 )
 
 
-def runner() -> EngineRunner:
-    return EngineRunner(4711, IDENTITY, 64)
+def runner() -> EngineAccount:
+    return EngineAccount(4711, IDENTITY, 64)
 
 
 def test_it_reports_which_attention_computes() -> None:
     exact = identity_of(hello(fields={"attention": "exact 2 (avx512)"}))
-    assert EngineRunner(4711, exact, 64).report().cpu_attention == "exact 2 (avx512)"
+    assert EngineAccount(4711, exact, 64).report().cpu_attention == "exact 2 (avx512)"
     assert runner().report().cpu_attention == ""
 
 
@@ -128,13 +128,13 @@ def test_counts_that_make_no_sense_are_refused_and_change_nothing(change: dict[s
 
 def test_connections_of_one_process_share_their_counts_and_others_do_not() -> None:
     reports: list[pb.RunnerReport] = []
-    runners = EngineRunners(reports.append)
+    runners = EngineAccounts(reports.append)
     other = identity_of(hello(layers=3))
-    first = runners.runner(1, IDENTITY, 64)
-    assert runners.runner(1, IDENTITY, 64) is first
-    assert runners.runner(2, IDENTITY, 64) is not first
-    assert runners.runner(1, other, 64) is not first
+    first = runners.account(1, IDENTITY, 64)
+    assert runners.account(1, IDENTITY, 64) is first
+    assert runners.account(2, IDENTITY, 64) is not first
+    assert runners.account(1, other, 64) is not first
     assert [report.pid for report in reports] == [1, 2, 1]
-    for pid in range(10, 10 + EngineRunners.MOST):
-        runners.runner(pid, IDENTITY, 64)
-    assert runners.runner(1, IDENTITY, 64) is not first
+    for pid in range(10, 10 + EngineAccounts.MOST):
+        runners.account(pid, IDENTITY, 64)
+    assert runners.account(1, IDENTITY, 64) is not first

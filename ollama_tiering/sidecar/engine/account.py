@@ -1,5 +1,5 @@
-"""One engine's process: the gate with the speeds it measured, and what it did, as other runners
-report it, so that `tiering status`, the metrics and the ledger know engines of this kind, too.
+"""The account of one engine's process: the gate with the speeds it measured, and what it did, as
+runners report it, so that `tiering status`, the metrics and the ledger know such engines, too.
 
 The engine may have several connections, and makes new ones: what is counted is counted here, once
 for each process and namespace. The rules are those of the patched server's runner (kvtier/tiering/
@@ -33,7 +33,7 @@ _LEAST_SECONDS: Final = 1e-6  # shorter than any clock tells: nothing is measure
 _Of = tuple[int, str, str]  # process id, engine, model
 
 
-class EngineRunner:
+class EngineAccount:
     """Thread-safe."""
 
     def __init__(self, pid: int, identity: Identity, min_tokens: int) -> None:
@@ -152,7 +152,7 @@ class EngineRunner:
             self._copy_rate += (rate - self._copy_rate) / (4 if self._copy_rate else 1)
 
 
-class EngineRunners:
+class EngineAccounts:
     """Those that were heard of, by process id and namespace. Thread-safe."""
 
     MOST: Final = 256
@@ -162,24 +162,24 @@ class EngineRunners:
         """`report`: where a runner's report goes. May block; ValueError for one that is refused."""
         self.report = report
         self._lock = threading.Lock()
-        self._runners: dict[tuple[int, bytes], EngineRunner] = {}
+        self._accounts: dict[tuple[int, bytes], EngineAccount] = {}
         self._held: dict[_Of, list[EngineFinished]] = {}
 
-    def runner(self, pid: int, identity: Identity, min_tokens: int) -> EngineRunner:
+    def account(self, pid: int, identity: Identity, min_tokens: int) -> EngineAccount:
         with self._lock:
             key = pid, bytes(identity.namespace)
-            runner = self._runners.pop(key, None)
-            fresh = runner is None
-            runner = runner or EngineRunner(pid, identity, min_tokens)
-            self._runners[key] = runner
-            if len(self._runners) > self.MOST:
-                del self._runners[next(iter(self._runners))]
+            account = self._accounts.pop(key, None)
+            fresh = account is None
+            account = account or EngineAccount(pid, identity, min_tokens)
+            self._accounts[key] = account
+            if len(self._accounts) > self.MOST:
+                del self._accounts[next(iter(self._accounts))]
             held = self._held.pop((pid, identity.engine, identity.model), ())
         for request in held:
-            _count_held(runner, request)
+            _count_held(account, request)
         if fresh or held:
-            self.report(runner.report())
-        return runner
+            self.report(account.report())
+        return account
 
     def hold(self, pid: int, engine: str, model: str, request: EngineFinished) -> None:
         """Counts a request that ended while the model's file was being checked, as soon as the
@@ -187,7 +187,7 @@ class EngineRunners:
         """
         of = pid, engine, model
         with self._lock:
-            known = next((runner for runner in self._runners.values() if runner.of == of), None)
+            known = next((one for one in self._accounts.values() if one.of == of), None)
             if known is None:
                 held = self._held.setdefault(of, [])
                 if len(held) < self.MOST_HELD:
@@ -199,6 +199,6 @@ class EngineRunners:
         self.report(known.report())
 
 
-def _count_held(runner: EngineRunner, request: EngineFinished) -> None:
+def _count_held(account: EngineAccount, request: EngineFinished) -> None:
     with contextlib.suppress(InvalidBlock):
-        runner.finished(request)
+        account.finished(request)
