@@ -20,6 +20,7 @@ _WITHOUT: Final = "the tree is made without it"
 _OPTIONS: Final = ("-fa", "on", "-np", "1")
 _CUT: Final = ("-ub", "64", "-t", "2", "-tb", "2")
 _PROMPT, _ROWS = 333, 300  # tokens: parts of each, and of four, are left over
+_LEFT: Final = 7  # tokens that a hit leaves
 _ANSWER: Final = 8
 # Of a logarithm: what the attention of another kernel may change, by the type of the weights.
 _NEAR: Final = {"f16": 0.05, "q8_0": 0.3, "q4_k_m": 0.6}
@@ -35,7 +36,7 @@ def _computes(near: float) -> Callable[[ServerPair], None]:
             whole = server.complete(prompt, _ANSWER)
             _require_near(wanted, whole, near)
             _require_same("a hit that leaves one token", whole, server.complete(prompt, _ANSWER))
-            server.complete([*prompt[: -len(_CUT)], 7], 1)
+            server.complete([*prompt[:-_LEFT], 90], 1)
             _require_same("a hit that leaves some", whole, server.complete(prompt, _ANSWER))
         with pair.exact(*_CUT) as other:
             again = other.complete([*prompt, *whole.tokens[:-1]], 1)

@@ -12,7 +12,13 @@ from ollama_tiering.doctor import check_build
 from ollama_tiering.doctor.check import Check, CheckState
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.patchset import build, elf, tools
-from ollama_tiering.patchset.llama_server import built, guard, installation, link_tree
+from ollama_tiering.patchset.llama_server import (
+    built,
+    exact_processor,
+    guard,
+    installation,
+    link_tree,
+)
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
 from tests.unit.patchset import fake_installed as fake
@@ -47,11 +53,13 @@ def states() -> dict[str, CheckState]:
     return {name: check.state for name, check in checks().items()}
 
 
-def add_tree(found: InstalledOllama, root: Path, *, ours: str, fits: bool = True) -> None:
+def add_tree(
+    found: InstalledOllama, root: Path, *, ours: str, fits: bool = True, **more: str
+) -> None:
     folder = built.folder() / "v0.32.15-abc"
     fake.script(folder / "bin/ollama", "")
     state = found.state() if fits else []
-    tree = LinkTree(folder, str(found.program), fake.VERSION, fake.PIN, state, ours)
+    tree = LinkTree(folder, str(found.program), fake.VERSION, fake.PIN, state, ours, **more)  # type: ignore[arg-type]
     (folder / built.RECORD).write_text(link_tree.text_of(tree))
 
 
@@ -116,6 +124,30 @@ def test_a_tree_of_today_is_well(found: InstalledOllama, tmp_path: Path) -> None
     assert said["installed Ollama"].state is CheckState.OK
     assert "anew" not in said["installed Ollama"].finding
     assert not set(NEEDS) & set(said)
+
+
+@pytest.mark.parametrize(
+    ("known", "state", "said"),
+    [
+        ({"exact": "avx2", "processor": "fma avx2"}, CheckState.OK, "exact (avx2)"),
+        ({"exact": "avx2", "processor": "fma amx"}, CheckState.WARN, "for another processor"),
+        ({"not_exact": "it is not tried on arm64"}, CheckState.OK, "stock (it is not tried on"),
+        ({}, CheckState.OK, "stock"),
+    ],
+)
+def test_it_says_which_attention_computes(
+    found: InstalledOllama,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    known: dict[str, str],
+    state: CheckState,
+    said: str,
+) -> None:
+    monkeypatch.setattr(exact_processor, "flags", lambda: "avx2 fma sse")
+    add_tree(found, tmp_path, ours="ours", **known)
+    check = checks()["attention on the CPU"]
+    assert check.state is state
+    assert said in check.finding
 
 
 def test_a_tree_of_an_older_tiering_is_made_anew_and_serves_meanwhile(

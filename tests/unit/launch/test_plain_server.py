@@ -135,5 +135,19 @@ def test_it_is_started_with_that_library(cache: Path, tmp_path: Path) -> None:
     assert (tmp_path / "said").read_text() == f"{tree.lib}/cuda_v12/libggml-cuda.so\n"
 
 
+@pytest.mark.parametrize("attention", ["exact", "stock"])
+def test_it_is_asked_for_the_attention_of_the_settings(
+    cache: Path, tmp_path: Path, attention: str
+) -> None:
+    program = build(cache / "one", made=1)
+    program.write_text('#!/bin/sh\necho "$OLLAMA_CPU_ATTENTION" > "$1"\n')
+    arguments = (str(tmp_path / "said"),)
+    request = PlainRequest(program, arguments, tmp_path / "s", None, cpu_attention=attention)
+    child = plain_server._start(request, None, Report(quiet=True))
+    while child.running:
+        time.sleep(0.05)
+    assert (tmp_path / "said").read_text() == f"{attention}\n"
+
+
 def test_a_build_of_ones_own_finds_its_libraries_itself(cache: Path) -> None:
     assert plain_server.library_environment(build(cache / "one", made=1), Report()) == {}

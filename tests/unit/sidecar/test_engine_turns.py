@@ -180,7 +180,7 @@ def test_a_match_is_answered_as_a_look_up_and_nothing_else_is() -> None:
     assert all(one.digest for one in contents.wait(said.files, 30.0))
     engines = SimpleNamespace(
         store=store,
-        accounts=SimpleNamespace(runner=lambda *_: SimpleNamespace()),
+        accounts=SimpleNamespace(account=lambda *_: SimpleNamespace()),
         heads=None,
         contents=contents,
         turns=shared,

@@ -23,17 +23,28 @@ def installed(folder: Path) -> InstalledOllama:
 
 
 def patched(
-    cache: Path, installation: InstalledOllama, name: str = "v0.32.15-1", *, listed: bool = False
+    cache: Path,
+    installation: InstalledOllama,
+    name: str = "v0.32.15-1",
+    *,
+    listed: bool = False,
+    exact: str = "",
 ) -> LinkTree:
-    """As `tiering patch` leaves it in the cache; `listed`: with what lies there in its record."""
+    """As `tiering patch` leaves it in the cache; `listed`: with what lies there in its record;
+    `exact`: the kernels of its exact attention.
+    """
     folder, library = cache / "llama-server" / name, cache / "library"
     cache.mkdir(exist_ok=True)
     library.write_text(f"our library of {name}")
+    (cache / "exact").write_text("our exact attention")
     state = installation.state()
-    links.lay(folder, links.entries(installation, state, fake.VERSION, library))
+    own = cache / "exact" if exact else None
+    links.lay(folder, links.entries(installation, state, fake.VERSION, library, exact=own))
     library.unlink()
+    (cache / "exact").unlink()
     there = parts.of(folder, installation) if listed else []
     program = str(installation.program)
-    tree = LinkTree(folder, program, fake.VERSION, fake.PIN, state, "ours", parts=there)
+    known = {"exact": exact, "processor": "avx2 fma"}
+    tree = LinkTree(folder, program, fake.VERSION, fake.PIN, state, "ours", parts=there, **known)
     (folder / RECORD).write_text(link_tree.text_of(tree))
     return tree

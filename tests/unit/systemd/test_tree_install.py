@@ -18,9 +18,10 @@ from ollama_tiering.doctor import check_service
 from ollama_tiering.doctor.check import CheckState
 from ollama_tiering.errors import ServiceError, UsageError
 from ollama_tiering.patchset import binary as go_builds
-from ollama_tiering.patchset.llama_server import choose, guard, installation
+from ollama_tiering.patchset.llama_server import choose, guard, installation, link_tree
 from ollama_tiering.patchset.llama_server.installation import IMPLEMENTATION, InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
+from ollama_tiering.patchset.llama_server.links import EXACT
 from ollama_tiering.systemd import access, choice, plan, server_files, service
 from ollama_tiering.systemd.manager import Manager
 from ollama_tiering.systemd.manifest import Installed, InstallManifest, NewFile
@@ -89,6 +90,19 @@ def test_the_tree_in_the_prefix_is_one_library_and_else_what_is_installed(
     assert machine.files() == before
     assert contents(tmp_path / "installed") == was
     assert tree.binary.is_file()
+
+
+def test_exact_attention_is_taken_with_it(
+    machine: Machine, installed: InstalledOllama, tmp_path: Path
+) -> None:
+    tree = fake_tree.patched(tmp_path / "cache", installed, "v0.32.15-exact", exact="avx2")
+    machine.tiering("install", "--binary", tree.binary)
+    copy = machine.at(f"{TREE}/lib/ollama/{EXACT}")
+    assert copy.read_text() == "our exact attention"
+    assert not copy.is_symlink()
+    made = link_tree.read(machine.at(TREE))
+    assert made is not None
+    assert (made.exact, made.processor) == ("avx2", "avx2 fma")
 
 
 def test_nothing_of_the_cache_but_our_library_is_taken(
@@ -395,6 +409,22 @@ def test_root_copies_nothing_that_a_link_in_the_cache_leads_to(
     SWAPPED[what](library, secret)
     error = machine.tiering("install", "--binary", tree.binary, code=2)
     assert f"{library} is {what}" in error
+    assert machine.files() == before
+
+
+@pytest.mark.parametrize("what", list(SWAPPED))
+def test_root_copies_no_link_in_the_place_of_exact_attention(
+    machine: Machine, installed: InstalledOllama, tmp_path: Path, what: str
+) -> None:
+    tree = fake_tree.patched(tmp_path / "cache", installed, "v0.32.15-exact", exact="avx2")
+    before = machine.files()
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (tree.lib / EXACT).unlink()
+    SWAPPED[what](tree.lib / EXACT, secret)
+    assert f"{tree.lib / EXACT} is {what}" in machine.tiering(
+        "install", "--binary", tree.binary, code=2
+    )
     assert machine.files() == before
 
 

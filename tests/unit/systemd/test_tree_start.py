@@ -155,6 +155,12 @@ def test_where_the_installed_one_is_not_used_the_cache_is_not_needed(world: Worl
     world.require_tiered()
 
 
+def test_attention_that_the_user_chose_stays(world: World) -> None:
+    assert world.require_tiered().environment["OLLAMA_CPU_ATTENTION"] == "exact"
+    started = world.start(OLLAMA_CPU_ATTENTION="stock")
+    assert started.environment["OLLAMA_CPU_ATTENTION"] == "stock"
+
+
 def test_a_cache_of_prompts_that_the_user_wants_stays(world: World) -> None:
     started = world.start(**{ENV_LLAMA_CACHE: "512"})
     assert started.program == world.place / "tree/bin/ollama"
