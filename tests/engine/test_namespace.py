@@ -7,6 +7,7 @@ and again under the first (all of it must): without the last, a store that is of
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,36 @@ def test_another_salt_finds_nothing_and_the_same_one_everything(
             sidecar.settle(server, "g2")
             came_back.append(_restored(server))
     assert came_back == [0, 0, 0, PROMPT_TOKENS - 1]
+
+
+@pytest.mark.parametrize("model", ["g2", "llama"])
+def test_another_driver_finds_nothing_whatever_its_name(
+    binary: Path, models: Path, tmp_path: Path, sidecar: Sidecar, model: str
+) -> None:
+    """A library in the runner's memory, as AMD's Vulkan driver and Mesa's compiler are, that is not
+    what it was when the rows were computed; and one that computes nothing.
+    """
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    assert compiler is not None, "the binary was built with one"
+    libraries = []
+    for name, number in (("amdvlk64.so", 1), ("amdvlk64.so", 2), ("libssl.so.3", 1)):
+        folder = tmp_path / f"driver{number}"
+        folder.mkdir(exist_ok=True)
+        (source := folder / f"{name}.c").write_text(f"int kvt{number}(void) {{ return {number}; }}")
+        words = [compiler, "-shared", "-fPIC", "-Wl,--build-id", source, "-o", folder / name]
+        subprocess.run(words, check=True)
+        libraries.append(folder / name)
+    old, new, harmless = libraries
+    prompt, came_back = text(PROMPT_TOKENS, ("driver", model)), []
+    for number, preload in enumerate(([], [old], [new], [harmless, old], [harmless])):
+        env = {"LD_PRELOAD": ":".join(map(str, preload))}
+        folder = tmp_path / str(number)
+        with Server(binary, folder, models, socket=sidecar.socket, env=env) as server:
+            server.generate(model, prompt, predict=1)
+            sidecar.settle(server, model)
+            came_back.append(_restored(server))
+    assert came_back == [0, 0, 0, PROMPT_TOKENS - 1, PROMPT_TOKENS - 1]
+    assert len({parts(one)["libraries"] for one in descriptions(sidecar)}) == 3
 
 
 def test_the_engine_is_named_by_what_it_was_built_from(
