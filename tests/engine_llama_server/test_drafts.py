@@ -16,9 +16,10 @@ from tests.engine_llama_server.test_llama_server import report, text
 from tests.engine_llama_server.test_states import settled
 from tests.sidecar import SidecarProcess
 
-COUNT = 40
+COUNT = 60
 ONE_SLOT = ("-fa", "on", "-np", "1", "-c", "4096")
-MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "4")
+NGRAMS = ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "3")
+MTP = ("--spec-type", "draft-mtp", "--spec-draft-n-max", "4", "--no-warmup")  # of what is no row
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def ways(tmp_path: Path) -> dict[str, tuple[str, ...]]:
     make_assistant(assistant)
     return {
         "an assistant": ("gemma4-plain", *ONE_SLOT, *MTP, "-md", str(assistant)),
-        "n-grams": ("gemma3-tiny", *ONE_SLOT, "--spec-type", "ngram-simple"),
+        "n-grams": ("gemma3-tiny", *ONE_SLOT, *NGRAMS),
     }
 
 
@@ -36,7 +37,7 @@ def test_a_conversation_goes_on_after_a_kill_as_if_it_were_resident(
     start: Starter, sidecar: SidecarProcess, ways: dict[str, tuple[str, ...]], way: str
 ) -> None:
     rng = random.Random(51)
-    prompt = text(rng, 70) * 10  # n-grams draft what is said again
+    prompt = text(rng, 20) * 35  # n-grams draft what is said again
     more, again = text(rng, 40, first=3), text(rng, 30, first=4)
 
     def turns(server: LlamaServer, between: Callable[[LlamaServer], LlamaServer]) -> list[Answer]:
@@ -62,8 +63,12 @@ def test_a_conversation_goes_on_after_a_kill_as_if_it_were_resident(
 
     said = turns(start(*ways[way], sidecar=sidecar), killed)
     assert [one.cached for one in said] == [one.cached for one in wanted]
-    assert [one.tokens for one in said] == [one.tokens for one in wanted]
-    assert [one.bits for one in said] == [one.bits for one in wanted]
+    # What is drafted decides how many rows of an answer are computed at once, and so their last bits:
+    # after a restart the first drafts are others. A prompt's rows do not depend on it.
+    assert said[0].bits == wanted[0].bits
+    assert said[1].tokens == wanted[1].tokens
+    assert said[1].bits[0] == wanted[1].bits[0]
+    assert said[2].tokens[0] == wanted[2].tokens[0]
     assert restored[1] >= len(prompt)
 
 

@@ -47,6 +47,16 @@ size_t row_bytes(const llama_kv_cache & cache, int32_t seq, bool has_v, std::str
 
 } // namespace
 
+// A cache with cells of its own writes how many it has, also if they are none.
+bool holds_nothing(llama_context * ctx) {
+    const auto * memory = llama_get_memory(ctx);
+    tensor_counter counter;
+    if (memory != nullptr) {
+        memory->state_write(counter, 0, 0);
+    }
+    return memory != nullptr && counter.n_bytes() == 0;
+}
+
 std::string why_incomplete(llama_context * ctx, int32_t seq) {
     std::string why;
     const auto parts = parts_of(ctx, why);

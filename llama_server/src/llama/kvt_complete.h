@@ -12,4 +12,7 @@ namespace kvt {
 // Else what is more, in words: a cache that this code does not know would come back empty.
 std::string why_incomplete(llama_context * ctx, int32_t seq);
 
+// Whether a context keeps no sequence: its layers read the rows of another one.
+bool holds_nothing(llama_context * ctx);
+
 } // namespace kvt

@@ -1,5 +1,6 @@
 #include "kvt_refused.h"
 
+#include "kvt_complete.h"
 #include "kvt_kinds.h"
 #include "kvt_loaded.h"
 
@@ -9,7 +10,6 @@
 #include "llama-hparams.h"
 #include "llama-kv-cache.h"
 #include "llama-model.h"
-#include "llama.h"
 
 namespace kvt {
 
@@ -21,13 +21,11 @@ bool named_by_digest(const string & name) {
     return name.rfind("sha256-", 0) == 0 && name.size() == 71 && name.find_first_not_of("0123456789abcdef", 7) == string::npos;
 }
 
-// A cache with cells of its own writes how many it has, also if they are none.
 drafts drafting_of(llama_context * ctx, llama_context * draft, bool speculates) {
     if (draft == nullptr) {
         return speculates ? drafts::of_tokens : drafts::none;
     }
-    const bool holds_nothing = draft->get_cparams().ctx_other == ctx && llama_get_memory(draft) != nullptr && llama_state_seq_get_size_ext(draft, 0, 0) == 0;
-    return holds_nothing ? drafts::of_tokens : drafts::of_rows;
+    return draft->get_cparams().ctx_other == ctx && holds_nothing(draft) ? drafts::of_tokens : drafts::of_rows;
 }
 
 string why_not(const common_params & params, llama_context * ctx, drafts drafting, const loaded_files & loaded, std::vector<plane> & planes) {
