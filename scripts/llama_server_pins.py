@@ -139,11 +139,11 @@ def check(archive: Path, label: str, *, only_place: bool, noted: Path | None = N
 
 def _without_exact(tree: Path) -> str:
     """Why exact attention does not fit; a source that is made up for a test has no backend."""
-    if (tree / exact_hooks.BACKEND).is_dir():
+    if (tree / exact_hooks.GRAPH).is_file():
         try:
             exact_library.place_lines(tree)
-        except TieringError as error:
-            return f"exact attention: {error.message}"
+        except (TieringError, exact_library.NotPossible) as error:
+            return f"exact attention: {error}"
     return ""
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from ollama_tiering.patchset.llama_server.anchors import Anchored, NeededText, Spot
 
 BACKEND: Final = "ggml/src/ggml-cpu"
-_GRAPH: Final = f"{BACKEND}/ggml-cpu.c"
+GRAPH: Final = f"{BACKEND}/ggml-cpu.c"
 _REGISTRY: Final = f"{BACKEND}/ggml-cpu.cpp"
 _PRODUCTS: Final = f"{BACKEND}/llamafile/sgemm.cpp"
 _REPACKED: Final = f"{BACKEND}/repack.cpp"
@@ -37,15 +37,15 @@ _MULTIPLY: Final = r"""
 \g<indent>}"""
 
 HOOKS: Final = (
-    Anchored(_GRAPH, "the include in the graph", r'#include "ops\.h"', Spot.AFTER, _INCLUDE),
+    Anchored(GRAPH, "the include in the graph", r'#include "ops\.h"', Spot.AFTER, _INCLUDE),
     Anchored(
-        *(_GRAPH, "the attention"),
+        *(GRAPH, "the attention"),
         r"(?P<indent> *)ggml_compute_forward_flash_attn_ext\(params, tensor\);",
         Spot.BEFORE,
         r"\g<indent>if (exactattn_compute(params, tensor)) { break; }",
     ),
     Anchored(
-        *(_GRAPH, "its work memory"),
+        *(GRAPH, "its work memory"),
         r"(?P<indent> *)cur \+= MAX\(prefill, decode\);",
         Spot.AFTER,
         r"\g<indent>cur = MAX(cur, exactattn_work_size(node, n_tasks));",

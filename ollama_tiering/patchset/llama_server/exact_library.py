@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering.errors import TieringError, UnsupportedUpstream, UsageError
+from ollama_tiering.errors import TieringError, UsageError
 from ollama_tiering.patchset import elf, identity, kernels, manifest
 from ollama_tiering.patchset.llama_server import exact_processor, links
 from ollama_tiering.patchset.llama_server.anchors import missing_texts, place
@@ -56,6 +56,10 @@ _FOLDERS: Final = (".", "amx", "llamafile", "arch/x86")
 _STOCK_SCORE: Final = "cpu-feats.cpp"
 _NEEDED_MACROS: Final = ("__AVX2__", "__FMA__", "__F16C__")  # csrc/include/paged_attn/cpu/isa.h
 _AVX512: Final = ("__AVX512F__", "__AVX512BW__", "__AVX512VL__", "__AVX512DQ__")
+
+
+class NotPossible(Exception):
+    """Why there can be no exact attention here; all else goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,8 @@ def make(
         units = list(_units(source, work, processor, is_gcc="__clang__" not in macros))
         compile_all("exact attention", units, source, compiler, report, jobs)
         made = _link([unit.object for unit in units], installation, compiler, work, report)
+    except NotPossible as error:
+        return ExactAttention(None, str(error), processor)
     except TieringError as error:
         return ExactAttention(None, error.message.partition("\n")[0], processor)
     return ExactAttention(made, kernel, processor)
@@ -126,32 +132,32 @@ def _macros(compiler: CxxCompiler) -> frozenset[str]:
 def _require(
     installation: InstalledOllama, compiler: CxxCompiler, macros: frozenset[str], processor: str
 ) -> str:
-    """The name of the kernels. UnsupportedUpstream says why there can be none."""
+    """The name of the kernels. NotPossible says why there can be none."""
     if platform.machine().lower() not in MACHINES:
-        raise UnsupportedUpstream(f"it is not tried on {platform.machine()}")
+        raise NotPossible(f"it is not tried on {platform.machine()}")
     if not processor or not exact_processor.can_be_compared(processor):
-        raise UnsupportedUpstream("Linux does not say which instructions the processor has")
+        raise NotPossible("Linux does not say which instructions the processor has")
     if not list(installation.lib.glob(_STOCKS)):
-        raise UnsupportedUpstream(f"the installed llama-server has no {_STOCKS} to choose from")
+        raise NotPossible(f"the installed llama-server has no {_STOCKS} to choose from")
     try:
         linked = elf.read(library(installation, "libggml")).needed
     except (ValueError, OSError) as error:
-        raise UnsupportedUpstream(f"libggml.so of {installation.lib}: {error}") from None
+        raise NotPossible(f"libggml.so of {installation.lib}: {error}") from None
     if any(name.startswith("libggml-cpu") for name in linked):
-        raise UnsupportedUpstream("the installed llama-server is linked to one libggml-cpu")
+        raise NotPossible("the installed llama-server is linked to one libggml-cpu")
     if lacking := [name for name in _NEEDED_MACROS if name not in macros]:
-        raise UnsupportedUpstream(
+        raise NotPossible(
             f"the processor, or {compiler.command[0]} for it, lacks {lacking[0].strip('_')}"
         )
     return "avx512" if macros.issuperset(_AVX512) else "avx2"
 
 
 def place_lines(source: Path) -> None:
-    """Into a source of llama.cpp. PatchConflict, UnsupportedUpstream where it does not fit."""
+    """Into a source of llama.cpp. PatchConflict, NotPossible where it does not fit."""
     paths = {one.path for one in (*HOOKS, *NEEDED)}
     files = {path: _text(source / path) for path in paths}
     if lacking := missing_texts(files, NEEDED):
-        raise UnsupportedUpstream(f"this llama.cpp lacks what it uses: {'; '.join(lacking)}")
+        raise NotPossible(f"this llama.cpp lacks what it uses: {'; '.join(lacking)}")
     for path, text in place(files, HOOKS).items():
         (source / path).write_text(text, encoding="utf-8")
 

@@ -247,6 +247,7 @@ def test_the_variables_of_a_tiered_server(tmp_path: Path) -> None:
     assert env == {
         "OLLAMA_HOST": "127.0.0.1:11434",
         "OLLAMA_MODELS": str(tmp_path),
+        "OLLAMA_CPU_ATTENTION": "exact",
         SOCKET: str(tmp_path / "e"),
     }  # its own cache of prompts stays as it is: a model may be refused
     stock = request.environment(tiered=False)

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import FetchError
-from ollama_tiering.patchset.llama_server import no_page
+from ollama_tiering.patchset.llama_server import exact_hooks, no_page
 from ollama_tiering.patchset.llama_server.compile import EMBED
 from ollama_tiering.patchset.llama_server.hooks import CMAKE, CONTEXT
 from scripts import llama_server_pins as pins
 from scripts import models_page
+from tests.unit.patchset.test_llama_exact import GGML
 from tests.unit.patchset.test_llama_server import MADE_UP, edit
 
 CACHED = [pin for pin in pins.PINS if pins.sdist_path(pin.version, pins.CACHE).exists()]
@@ -38,6 +39,19 @@ def test_what_is_placed_and_what_is_refused_with_the_reason(folder: Path) -> Non
         "| two |  | no |  | tools/server/server-context.cpp: the anchor"
     )
     assert "kv_tiering" not in (folder / CONTEXT).read_text()  # a copy was tried
+
+
+def test_a_source_that_exact_attention_does_not_fit_is_named(folder: Path) -> None:
+    for path, text in GGML.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    assert pins.check(folder, "one", only_place=True).errors == ""
+    edit(folder, exact_hooks.GRAPH, "MAX(prefill, decode)", "prefill")
+    wrong = pins.check(folder, "one", only_place=True).errors
+    assert "exact attention: " in wrong
+    assert "its work memory is not there" in wrong
+    (folder / f"{exact_hooks.BACKEND}/ggml-cpu-impl.h").write_text("\n")
+    assert "use_ref" in pins.check(folder, "one", only_place=True).errors
 
 
 def test_an_architecture_that_nobody_has_decided_about_is_named(folder: Path) -> None:
