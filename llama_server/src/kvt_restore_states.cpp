@@ -59,7 +59,6 @@ bool restoring::read_end(job & one, lease & held) {
         one.end = resumable(one.tokens, std::min(one.found.rows, most));
         return !said_.states && begins_well(one);
     }
-    const auto began = steady_clock::now();
     std::vector<char> state;
     std::vector<window> windows;
     const bool fits = one.blocks < one.found.files.size() && one.found.rows > one.have && one.found.rows <= most &&
@@ -69,6 +68,7 @@ bool restoring::read_end(job & one, lease & held) {
     if (lacking == shortfall_none && !reserve(one, held)) {
         lacking = shortfall_no_memory;
     }
+    const auto began = steady_clock::now(); // until there was room, nothing was read
     for (size_t i = one.blocks; i < one.found.files.size() && lacking == shortfall_none; ++i) {
         lacking = read_beside(one, one.found.files[i], held, state, windows);
         if (lacking == shortfall_damaged) {

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.engine.fake_gpu import offloaded
-
 from ollama_tiering import config
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from tests.engine.attention.fake_gpu import offloaded
 from tests.engine.harness import Server, Sidecar, wait_until
 from tests.engine_llama_server.server import LlamaServer, request
 from tests.engine_llama_server.test_llama_server import report
@@ -39,6 +39,7 @@ DEVICE: Mapping[str, str] = {
     "GGML_VK_VISIBLE_DEVICES": "0",
     "XDG_CACHE_HOME": str(config.cache_dir() / "vulkan" / "pipelines"),
 }
+LATE = (pb.SHORTFALL_SIDECAR_LATE, pb.SHORTFALL_SIDECAR_AWAY)
 TWO = {"GGML_VK_VISIBLE_DEVICES": "0,0"}
 
 
@@ -76,6 +77,10 @@ class Engine(Protocol):
         """Rows, for its last answer."""
         ...
 
+    def late(self) -> bool:
+        """Whether the sidecar's answer came too late for its last one: right, but no check."""
+        ...
+
     def reason(self) -> str:
         """Why the model is not tiered; empty if it is."""
         ...
@@ -106,13 +111,13 @@ class Ollama:
         socket = sidecar.socket if sidecar else None
         self.server = Server(binary, folder, models, socket=socket, env=given)
         self.server.http.timeout = SECONDS
-        self._before = 0
+        self._before = self._pauses = 0
 
     def start(self) -> None:
         self.server.start()
 
     def ask(self, prompt: str, count: int = COUNT) -> Said:
-        self._before = len(self.server.restores())
+        self._before, self._pauses = len(self.server.restores()), self.server.pauses()
         answer = self.server.generate(self._model, prompt, predict=count, **self._options)
         return Said(answer.resumed, answer.text, answer.logprobs)
 
@@ -138,6 +143,9 @@ class Ollama:
 
     def restored(self) -> int:
         return sum(one.tokens for one in self.server.restores()[self._before :])
+
+    def late(self) -> bool:
+        return self.server.pauses() > self._pauses
 
     def reason(self) -> str:
         assert self._sidecar is not None
@@ -213,9 +221,14 @@ class LlamaCpp:
         self.server.start()
 
     def restored(self) -> int:
+        return self._last().restored_tokens
+
+    def late(self) -> bool:
+        return self._last().shortfall in LATE
+
+    def _last(self) -> pb.LastRequest:
         assert self._sidecar is not None
-        told = report(self._sidecar, self.server, self._asked)
-        return told.last_request.restored_tokens
+        return report(self._sidecar, self.server, self._asked).last_request
 
     def reason(self) -> str:
         assert self._sidecar is not None

@@ -18,7 +18,9 @@ from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.messages import Kind
 from ollama_tiering.protocol.engine.wire import FileKind, frame
 from ollama_tiering.protocol.loaded_file import LoadedFile
+from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.checksum import crc32c
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.contract.fake_engine import engine_socket, nothing_is_held
 from tests.engine_llama_server.between import SlowSidecar
 from tests.integration.bad_sidecar import AnsweringSidecar, BadSidecar
@@ -113,15 +115,39 @@ def test_waiting_for_a_device_is_not_copying(
         talk.say("settle", 3 + state_mib)
         talk.say("computes", 1500)
         assert restored(talk.say("prompt", 1, first, 193)) == 192
-        told = in_memory.wait(
-            lambda stat: any(one.pid == talk.process.pid and one.requests for one in stat.runners),
-            "it is reported",
-        )
-        (runner,) = [one for one in told.runners if one.pid == talk.process.pid]
-        assert runner.last_restore.tokens == 192
-        assert 0 < runner.last_restore.copy_seconds < 1.2  # 6 MiB, on a machine that is busy, too
+        last = last_restore(in_memory, talk, 1)
+        assert last.tokens == 192
+        assert 0 < last.copy_seconds < 1.2  # 6 MiB, on a machine that is busy, too
         if way == "read into cells":
             assert talk.say("reads") == "3 direct"
+
+
+def last_restore(daemon: SidecarProcess, talk: Talk, requests: int) -> pb.RestoreReport:
+    """What it said of the last of so many requests."""
+
+    def told(stat: adm.StatResponse) -> list[pb.RunnerReport]:
+        mine = [one for one in stat.runners if one.pid == talk.process.pid]
+        return [one for one in mine if one.requests >= requests]
+
+    (runner,) = told(daemon.wait(lambda stat: bool(told(stat)), f"{requests} are reported"))
+    return runner.last_restore
+
+
+def test_waiting_for_room_is_not_reading(program: Path, daemon: SidecarProcess) -> None:
+    """A state of another prompt takes all that may be read ahead, until its slot has it."""
+    first = random.randrange(1 << 30)
+    with Talk(program, engine_socket(daemon.socket), "8", "128", "8") as talk:
+        talk.say("answer", 0, first, 64)
+        talk.say("settle", 9)
+        talk.say("begin", 1, first, 65)
+        reads_ahead(talk, 8 + 2 * BLOCK_MIB)
+        talk.say("begin", 2, first, 65)
+        time.sleep(1.5)
+        assert restored(talk.say("bring", 1)) == 64
+        assert restored(talk.say("bring", 2)) == 64
+        last = last_restore(daemon, talk, 2)
+        assert last.tokens == 64
+        assert 0 < last.fetch_seconds < 1.2
 
 
 def test_what_a_slot_loses_is_kept_a_block_at_a_time(talk: Talk, first: int) -> None:
