@@ -54,7 +54,7 @@ def lacking(name: str) -> MissingTool:
 
 
 def of_module(module: str | None) -> str | None:
-    """The extra that brings a module or the package it lies in; None: it is none of theirs."""
+    """The extra that brings a module or the package it lies in; None: no extra does."""
     top = (module or "").partition(".")[0]
     return next((name for name, extra in EXTRAS.items() if top in extra.modules), None)
 

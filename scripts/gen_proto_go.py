@@ -27,6 +27,7 @@ PLUGINS = (
     "google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.5.1",
 )
 NOT_CALLED = ("Has", "RemoveSeq")
+PROTOC = (sys.executable, "-m", "grpc_tools.protoc")
 
 _GETTER = re.compile(r"^func \(x \*\w+\) Get(\w+)\(\) .*\{\n(?:\t.*\n)+\}\n\n", re.MULTILINE)
 _GOES = re.compile(
@@ -46,23 +47,28 @@ def main() -> int:
         tools = {**os.environ, "GOBIN": str(work), "PATH": f"{work}:{os.environ['PATH']}"}
         for plugin in PLUGINS:
             subprocess.run(["go", "install", plugin], env=tools, check=True)
-        protoc = [sys.executable, "-m", "grpc_tools.protoc"]
-        whole = work / "whole"
-        subprocess.run([*protoc, f"-I{ROOT}/proto", f"-o{whole}", PROTO], check=True)
-        files = FileDescriptorSet.FromString(whole.read_bytes())
-        _leave_out(files.file[0])
-        whole.write_bytes(files.SerializeToString())
+        described = work / "described"
+        described.write_bytes(FileDescriptorSet(file=[engines_part()]).SerializeToString())
         places = [
             f"--{name}_{kind}={value}"
             for name in ("go", "go-grpc")
             for kind, value in (("out", work), ("opt", "paths=source_relative"))
         ]
         subprocess.run(
-            [*protoc, f"--descriptor_set_in={whole}", *places, PROTO], env=tools, check=True
+            [*PROTOC, f"--descriptor_set_in={described}", *places, PROTO], env=tools, check=True
         )
         for generated in sorted((work / PROTO).parent.glob("*.go")):
             (OUT / generated.name).write_text(_slim(generated.read_text()))
     return 0
+
+
+def engines_part() -> FileDescriptorProto:
+    """The proto as engines know it."""
+    with tempfile.NamedTemporaryFile() as out:
+        subprocess.run([*PROTOC, f"-I{ROOT}/proto", f"-o{out.name}", PROTO], check=True)
+        file = FileDescriptorSet.FromString(Path(out.name).read_bytes()).file[0]
+    _leave_out(file)
+    return file
 
 
 def _leave_out(file: FileDescriptorProto) -> None:

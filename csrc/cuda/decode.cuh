@@ -19,7 +19,7 @@ template <class I, int PIECES> struct InRegisters {
     Piece pieces[PIECES];
 };
 
-// Row, unit and cell of piece i of this thread; false in `valid` where there is none.
+// Row, unit and cell of piece i of this thread; `valid` is false if there is no such piece.
 struct PieceOf {
     int cell, unit;
     bool valid;

@@ -24,7 +24,7 @@ static_assert(kSplitMost % kSplitCells == 0, "what a split has at most is a whol
 
 int divide_up(int a, int b) { return (a + b - 1) / b; }
 
-long long floats_of(const pa_shape &s, int n_q) { // a state of so many queries, as a plan lays it out
+long long floats_of(const pa_shape &s, int n_q) { // the state of n_q queries, as a plan lays it out
     return (static_cast<long long>(n_q) * s.n_head * (s.d_v + 2) + 3) / 4 * 4;
 }
 

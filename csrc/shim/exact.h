@@ -22,7 +22,7 @@ struct Attention {
     const char *declined = nullptr; // why it is the stock library's; null: it is ours
 };
 Attention attention_of(const Device &device, const ggml_tensor *node); // served.cpp
-bool shape_of(const std::string &image, pa_shape &shape);              // what it is for, by its name; false: it is none
+bool shape_of(const std::string &image, pa_shape &shape);              // what it is for, by its name; false: no image
 
 // Queries whose states a plan holds at the least, this many times: how a run is cut must not follow from how large a batch
 // may be.

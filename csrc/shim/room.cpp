@@ -8,7 +8,7 @@ namespace shim {
 
 namespace {
 
-constexpr size_t kStep = 256;      // cells: what an attention sees ends at a multiple of so many
+constexpr size_t kStep = 256;      // cells: what an attention sees ends at a multiple of this
 constexpr size_t kAlignment = 512; // of a mirror, in bytes
 
 // 0: no mirrors, for comparisons and for who does not want them.

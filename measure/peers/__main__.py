@@ -15,7 +15,7 @@ import psutil
 
 from measure.peers import environment
 from measure.peers.driver import PeerDriver, Settings
-from measure.peers.sides import OURS, NotMeasured, Side, SideEngine, measure
+from measure.peers.sides import OURS, NotMeasured, Side, SideDriver, measure
 from measure.peers.table import table
 from measure.running import main
 from ollama_tiering.cli.bench_run import (
@@ -146,7 +146,7 @@ def _ours(place: _Place, scratch: Scratch, attentions: list[str]) -> Side:
     asked_for = attention_of_up()
 
     @contextlib.contextmanager
-    def start() -> Iterator[SideEngine]:
+    def start() -> Iterator[SideDriver]:
         driver = BenchDriver(
             place.binary, scratch, ctx=place.ctx, attention=asked_for, threads=place.threads
         )
@@ -178,7 +178,7 @@ def _stock(place: _Place, scratch: Scratch, wanted: Mapping[str, bool]) -> list[
             yield driver
 
     def side(name: str, flash: bool | None, setting: str) -> Side:
-        begin: Callable[[], AbstractContextManager[SideEngine]] = functools.partial(start, flash)
+        begin: Callable[[], AbstractContextManager[SideDriver]] = functools.partial(start, flash)
         return Side("stock", setting, begin, short=wanted[name])
 
     if not {_DEFAULT, _BEST} & wanted.keys():
@@ -203,7 +203,7 @@ def _others(
     python, absent = environment.python_with(peers, folder, report)
 
     @contextlib.contextmanager
-    def start(settings: Settings) -> Iterator[SideEngine]:
+    def start(settings: Settings) -> Iterator[SideDriver]:
         driver = PeerDriver(python, scratch, settings)
         with contextlib.closing(driver):
             driver.start()

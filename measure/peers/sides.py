@@ -33,7 +33,7 @@ _WARM_ROUNDS = 1000  # beyond those of the measured prompts; ours has stored tho
 Best = Sequence[tuple[str, float]]  # tokens with log probabilities, the best first
 
 
-class SideEngine(Protocol):
+class SideDriver(Protocol):
     """An engine with the model loaded."""
 
     @property
@@ -58,7 +58,7 @@ class Side:
 
     program: str
     setting: str
-    start: Callable[[], AbstractContextManager[SideEngine]]
+    start: Callable[[], AbstractContextManager[SideDriver]]
     may_fail: bool = False
     short: bool = False
 
@@ -165,7 +165,7 @@ def _in_a_line(message: str) -> str:
     return f"{first} {log[-1].strip()}" if log else first
 
 
-def _one(engine: SideEngine, side: Side, prompt: str, say: Callable[[str], None]) -> Generated:
+def _one(engine: SideDriver, side: Side, prompt: str, say: Callable[[str], None]) -> Generated:
     """One request. ResultDiffers if a part of its prompt was restored or in memory, or if its
     answer is incomplete.
     """
@@ -188,7 +188,7 @@ def _rate(done: Generated) -> float:
 def _note(
     cases: dict[tuple[str, int], SideCase],
     side: Side,
-    engine: SideEngine,
+    engine: SideDriver,
     length: int,
     done: Generated,
 ) -> None:

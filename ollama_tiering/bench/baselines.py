@@ -54,7 +54,7 @@ class Cold:
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """None means not measured."""
+    """What stock took; None: not measured."""
 
     best: Cold | None = None
     default: Cold | None = None

@@ -23,7 +23,7 @@ EXACT, FLASH, PLAIN = "exact", "stock", "stock without flash attention"
 ORDER = (EXACT, PLAIN, FLASH)  # the one that takes longest last
 
 
-class GeneratingEngine(Protocol):
+class GeneratingDriver(Protocol):
     def generate(self, prompt: str, new_tokens: int) -> Generated: ...
 
 
@@ -53,7 +53,7 @@ class AttentionCase:
 
 
 def measure(
-    engines: Mapping[str, Callable[[], AbstractContextManager[GeneratingEngine]]],
+    engines: Mapping[str, Callable[[], AbstractContextManager[GeneratingDriver]]],
     prompt_of: Callable[[int], str],
     lengths: list[int],
     say: Callable[[str], None],

@@ -24,7 +24,7 @@ _WARM_TOKENS = (600, 700)  # from which the runner learns how fast it computes
 _WARM_SEED = 10_000_000  # beyond the seeds of the prompts, which are their lengths
 
 
-class GatedEngine(Protocol):
+class GatedDriver(Protocol):
     def ask(self, prompt: str, new_tokens: int) -> Answer: ...
 
     def with_gate(self, gate: str) -> None:
@@ -55,7 +55,7 @@ class GateChoice:
 
 
 def measure(
-    engine: GatedEngine,
+    engine: GatedDriver,
     make_prompt: Callable[[int, int], str],
     lengths: Sequence[int],
     say: Callable[[str], None],

@@ -69,7 +69,7 @@ def load_average() -> float:
 
 
 def this_machine(began: Beginning) -> Machine:
-    """To be called when the measurement has ended."""
+    """Describes it; call this when the measurement has ended."""
     code = _code(CHECKOUT)
     return Machine(
         cpu=_cpu(),

@@ -55,7 +55,7 @@ class Copying(Protocol):
     def memcpy_all_seconds(self) -> float: ...
 
 
-class RestoringEngine(Protocol):
+class RestoringDriver(Protocol):
     """`again` restarts both processes; `reboot` also empties RAM; `measure` times a memcpy."""
 
     @property
@@ -128,7 +128,7 @@ class RestoreCase:
 
 
 def measure(
-    engine: RestoringEngine,
+    engine: RestoringDriver,
     prompt_of: Callable[[int], str],
     lengths: Sequence[int],
     tiers: Sequence[str],
@@ -176,7 +176,7 @@ def hits(repeat: int) -> int:
     return repeat + 1
 
 
-def _in_memory(engine: RestoringEngine, prompt: str, repeat: int) -> _Hit:
+def _in_memory(engine: RestoringDriver, prompt: str, repeat: int) -> _Hit:
     grows = range(1 - hits(repeat), 0)
     answers = [engine.ask(prompt[:left], 1) for left in grows]
     answers.append(engine.ask(prompt, NEW_TOKENS))
@@ -191,7 +191,7 @@ def _in_memory(engine: RestoringEngine, prompt: str, repeat: int) -> _Hit:
 
 
 def _from_tier(
-    engine: RestoringEngine,
+    engine: RestoringDriver,
     prompt: str,
     cold: Cold,
     hit: _Hit,

@@ -9,12 +9,12 @@ import click
 
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch.address import beside
-from ollama_tiering.launch.record import UpRecord
+from ollama_tiering.launch.running_up import RunningUp
 from ollama_tiering.launch.service_unit import stop_command
 from ollama_tiering.launch.up import UpRequest
 
 
-def say_already(request: UpRequest, record: UpRecord | None) -> None:
+def say_already(request: UpRequest, record: RunningUp | None) -> None:
     """ServiceError if other models were asked for than those that are served."""
     if record is None or not record.pid:
         click.echo(f"already starting: another `tiering up` has port {request.address.port}")
@@ -43,7 +43,7 @@ def say_already(request: UpRequest, record: UpRecord | None) -> None:
             click.echo(f"  {what:<6}  {line}")
 
 
-def logs_of(record: UpRecord) -> list[str]:
+def logs_of(record: RunningUp) -> list[str]:
     """The log files that exist."""
     named = filter(None, (record.server_log, record.sidecar_log))
     return [log for log in named if Path(log).is_file()]

@@ -145,7 +145,7 @@ class Run:
 
 
 def command_line() -> str:
-    """As it was typed."""
+    """Returns it as it was typed."""
     program = click.get_current_context().find_root().info_name or "tiering"
     return shlex.join([*program.split(), *sys.argv[1:]])
 

@@ -199,7 +199,7 @@ def _columns(
 
 
 def _fitting(columns: dict[str, list[str]], width: int) -> dict[str, list[str]]:
-    """Without the columns for which a narrow terminal has no room, the least needed first."""
+    """Leaves out columns for which a narrow terminal has no room, the least needed first."""
     for heading in _DISPENSABLE:
         widths = {name: _width(name, cells) for name, cells in columns.items()}
         widths["MODEL"] = min(widths["MODEL"], _MODEL_WIDTH)

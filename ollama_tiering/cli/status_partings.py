@@ -25,7 +25,7 @@ def lines(answer: adm.StatResponse) -> Iterator[str]:
 
 
 def document(answer: adm.StatResponse) -> dict[str, Any]:
-    """Of the last 24 hours."""
+    """Sums up the last 24 hours."""
     return {
         "requests": answer.partings.requests,
         "lost_tokens": answer.partings.lost_tokens,

@@ -16,8 +16,8 @@ _DIGEST, _DIGEST_DIGITS = "sha256-", 12
 
 def refusal(answer: adm.StatResponse, namespace: bytes) -> str:
     """Why nothing of a runner's model is stored; empty if it is stored."""
-    found = (one.refusal for one in answer.model_terms if namespace in one.namespaces)
-    return next(found, "")
+    refusals = (terms.refusal for terms in answer.model_terms if namespace in terms.namespaces)
+    return next(refusals, "")
 
 
 def _by_file(model: str) -> str:
@@ -27,38 +27,38 @@ def _by_file(model: str) -> str:
 
 
 def lines(answer: adm.StatResponse) -> Iterator[str]:
-    for one in answer.model_terms:
-        name = one.name or _by_file(one.model)
-        held = one.local_bytes + one.remote_bytes
-        if one.refusal:
-            left = f", {format_size(held)} still on disk" if held else ""
-            yield f"model {name}: not stored: {one.refusal}{left}"
+    for terms in answer.model_terms:
+        name = terms.name or _by_file(terms.model)
+        stored_bytes = terms.local_bytes + terms.remote_bytes
+        if terms.refusal:
+            left = f", {format_size(stored_bytes)} still on disk" if stored_bytes else ""
+            yield f"model {name}: not stored: {terms.refusal}{left}"
         else:
-            yield f"model {name}: {', '.join(_parts(one))}"
+            yield f"model {name}: {', '.join(_parts(terms))}"
 
 
 def documents(answer: adm.StatResponse) -> list[dict[str, Any]]:
     return [
         {
-            "model": one.model,
-            "name": one.name,
-            "namespaces": [namespace.hex() for namespace in one.namespaces],
-            "refusal": one.refusal,
-            "ttl_seconds": one.ttl_seconds,
-            "budget_bytes": one.budget_bytes,
-            "local_bytes": one.local_bytes,
-            "remote_bytes": one.remote_bytes,
+            "model": terms.model,
+            "name": terms.name,
+            "namespaces": [namespace.hex() for namespace in terms.namespaces],
+            "refusal": terms.refusal,
+            "ttl_seconds": terms.ttl_seconds,
+            "budget_bytes": terms.budget_bytes,
+            "local_bytes": terms.local_bytes,
+            "remote_bytes": terms.remote_bytes,
         }
-        for one in answer.model_terms
+        for terms in answer.model_terms
     ]
 
 
-def _parts(one: adm.ModelTerms) -> Iterator[str]:
-    of = f" of {format_size(one.budget_bytes)}" if one.budget_bytes else ""
-    yield f"local {format_size(one.local_bytes)}{of}"
-    if one.remote_bytes:
-        yield f"remote {format_size(one.remote_bytes)}{of}"
-    if one.ttl_seconds:
-        yield f"dropped when unused for {one.ttl_seconds / _DAY_SECONDS:g} days"
+def _parts(terms: adm.ModelTerms) -> Iterator[str]:
+    of = f" of {format_size(terms.budget_bytes)}" if terms.budget_bytes else ""
+    yield f"local {format_size(terms.local_bytes)}{of}"
+    if terms.remote_bytes:
+        yield f"remote {format_size(terms.remote_bytes)}{of}"
+    if terms.ttl_seconds:
+        yield f"dropped when unused for {terms.ttl_seconds / _DAY_SECONDS:g} days"
     else:
         yield "never dropped for its age"

@@ -77,7 +77,7 @@ def documents(counts: Iterable[pb.ShortfallCount]) -> list[dict[str, Any]]:
 
 
 def last_document(runner: pb.RunnerReport) -> dict[str, Any] | None:
-    """None if no request has ended. `reason` and `why` are null if nothing was missing."""
+    """Returns None if no request has ended. `reason` and `why` are null if nothing was missing."""
     if not runner.HasField("last_request"):
         return None
     last, words = runner.last_request, why(runner)

@@ -86,7 +86,7 @@ def documents(answer: adm.StatResponse, known: Mapping[str, str]) -> list[dict[s
 
 
 def _date(unix_seconds: float) -> str:
-    """In this machine's time zone. A time outside of any calendar is shown as it is."""
+    """Writes it in this machine's time zone. A time outside of any calendar is shown as it is."""
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_seconds))
     except (OverflowError, OSError, ValueError):

@@ -209,7 +209,7 @@ def socket_in_force(socket: Path | None, config_file: Path | None) -> Path:
 
 
 def _complain(broken: ConfigError) -> None:
-    """Unless the command has failed for another reason."""
+    """Raises, unless the command has failed for another reason."""
     if sys.exc_info()[1] is None:
         raise broken
 

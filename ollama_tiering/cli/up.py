@@ -16,7 +16,7 @@ from ollama_tiering.config.words import flag_note
 if TYPE_CHECKING:
     from ollama_tiering.errors import ConfigError
     from ollama_tiering.launch.address import Address
-    from ollama_tiering.launch.record import UpRecord
+    from ollama_tiering.launch.running_up import RunningUp
     from ollama_tiering.launch.served import Served
     from ollama_tiering.launch.up import UpRequest
     from ollama_tiering.patchset.llama_server.installation import InstalledOllama
@@ -99,7 +99,7 @@ def up(
     from ollama_tiering.launch import up as launching
     from ollama_tiering.launch.address import address_of
     from ollama_tiering.launch.llama_up import program_for
-    from ollama_tiering.launch.record import AlreadyUp, hold
+    from ollama_tiering.launch.running_up import AlreadyUp, hold
     from ollama_tiering.launch.served import build_or_installed, ready_made
     from ollama_tiering.launch.service_models import left_behind
     from ollama_tiering.launch.unharmed import unharmed
@@ -201,7 +201,7 @@ def _require_good_flags(flags: dict[str, Any]) -> None:
                 raise ConfigError(f"flag --{name}: {error}", hint="give another value") from None
 
 
-def _ready(request: UpRequest, record: UpRecord, report: Report) -> None:
+def _ready(request: UpRequest, record: RunningUp, report: Report) -> None:
     from ollama_tiering.cli.already_up import logs_of
     from ollama_tiering.launch.address import Address
     from ollama_tiering.launch.names import first_names

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1, 256),
     default=100,
     show_default=True,
-    help="Look at so many of the last prompts that parted from what is stored.",
+    help="How many of the last prompts that parted from what is stored to look at.",
 )
 @click.option("--no-text", is_flag=True, help="Show nothing of what the prompts say.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

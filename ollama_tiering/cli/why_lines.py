@@ -62,30 +62,30 @@ def document(explained: Sequence[Explained], since: float, *, text: bool) -> dic
     return {
         "version": _DOCUMENT_VERSION,
         "since_unix_seconds": since,
-        "partings": [_entry(one, text=text) for one in explained],
+        "partings": [_entry(parting, text=text) for parting in explained],
     }
 
 
-def _entry(one: Explained, *, text: bool) -> dict[str, Any]:
-    judgement, recipe = one.judgement, one.recipe
-    found = judgement.difference if text else None
+def _entry(parting: Explained, *, text: bool) -> dict[str, Any]:
+    judgement, recipe = parting.judgement, parting.recipe
+    difference = judgement.difference if text else None
     return {
-        "model": one.model,
-        "unix_seconds": one.unix_seconds,
+        "model": parting.model,
+        "unix_seconds": parting.unix_seconds,
         "verdict": str(judgement.verdict),
         "what": judgement.what,
-        "is_fault": one.is_fault,
+        "is_fault": parting.is_fault,
         "part": str(judgement.place.role) or None,
         "turn": judgement.place.number or None,
-        "prompt_tokens": one.prompt_tokens,
-        "at_token": one.at_token,
-        "computed_tokens": one.computed_tokens,
-        "lost_tokens": one.lost_tokens,
-        "lost_seconds": one.lost_seconds,
-        "prompt_text": found.prompt.marked() if found else None,
-        "stored_text": found.stored.marked() if found else None,
-        "evicted_unix_seconds": one.evicted_unix_seconds,
-        "settings": {name: list(both) for name, both in one.elsewhere.items()},
+        "prompt_tokens": parting.prompt_tokens,
+        "at_token": parting.at_token,
+        "computed_tokens": parting.computed_tokens,
+        "lost_tokens": parting.lost_tokens,
+        "lost_seconds": parting.lost_seconds,
+        "prompt_text": difference.prompt.marked() if difference else None,
+        "stored_text": difference.stored.marked() if difference else None,
+        "evicted_unix_seconds": parting.evicted_unix_seconds,
+        "settings": {name: list(both) for name, both in parting.elsewhere.items()},
         "client": recipe.client if recipe else None,
         "cure": recipe.cure if recipe else None,
         "source": recipe.source if recipe else None,
@@ -103,21 +103,21 @@ def _headline(cause: Cause) -> str:
 
 
 def _rows(cause: Cause, *, text: bool) -> Iterator[tuple[str, str]]:
-    one = cause.latest
-    yield "what", one.judgement.what
-    if one.evicted_unix_seconds is not None:
-        yield "evicted", f"on {_date(one.evicted_unix_seconds)}"
-    when = _date(one.unix_seconds)
-    yield "where", f"token {one.at_token:,} of {one.prompt_tokens:,}, last on {when}"
-    for name, (stored, asked) in one.elsewhere.items():
+    latest = cause.latest
+    yield "what", latest.judgement.what
+    if latest.evicted_unix_seconds is not None:
+        yield "evicted", f"on {_date(latest.evicted_unix_seconds)}"
+    when = _date(latest.unix_seconds)
+    yield "where", f"token {latest.at_token:,} of {latest.prompt_tokens:,}, last on {when}"
+    for name, (stored, asked) in latest.elsewhere.items():
         yield "", plain(f"{name}: {stored} → {asked}")
-    if text and (found := one.judgement.difference):
-        yield "stored", found.stored.marked()
-        yield "prompt", found.prompt.marked()
-    if one.recipe:
-        client = f"{one.recipe.client}: " if one.recipe.client else ""
-        yield "cure", f"{client}{one.recipe.cure}"
-        yield "source", one.recipe.source
+    if text and (difference := latest.judgement.difference):
+        yield "stored", difference.stored.marked()
+        yield "prompt", difference.prompt.marked()
+    if latest.recipe:
+        client = f"{latest.recipe.client}: " if latest.recipe.client else ""
+        yield "cure", f"{client}{latest.recipe.cure}"
+        yield "source", latest.recipe.source
 
 
 def _date(unix_seconds: float) -> str:
@@ -137,10 +137,10 @@ def _styled(line: str) -> Any:
 
 
 def _last_line(causes: Sequence[Cause], explained: Sequence[Explained], since: float) -> str:
-    others = sum(not one.is_fault for one in explained)
+    others = sum(not parting.is_fault for parting in explained)
     start = time.strftime("%Y-%m-%d %H:%M", time.localtime(since))
     new = f"{count(others, 'prompt')} that only began like others, which is no fault"
     if not causes:
-        found = f"nothing that was stored had to be computed again since {start}"
-        return f"{found}; {new}" if others else found
+        nothing = f"nothing that was stored had to be computed again since {start}"
+        return f"{nothing}; {new}" if others else nothing
     return f"since {start}; beside these {new}" if others else f"since {start}"

@@ -1,4 +1,4 @@
-"""For authors of engines: a client of the block store. `admin_client` is the administration of a
+"""A client of the block store, for authors of engines. `admin_client` is the administration of a
 running sidecar.
 """
 

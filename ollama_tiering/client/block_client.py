@@ -81,7 +81,7 @@ class BlockClient(Closing):
         lookup_seconds: float = 1.0,
         transfer_seconds: float = 30.0,
     ) -> None:
-        """With `inline` the bytes go through the connection. A client that cannot open the files
+        """`inline`: the bytes go through the connection. A client that cannot open the files
         needs this.
         """
         self.failures: dict[str, int] = {}  # by what failed
@@ -166,8 +166,8 @@ class BlockClient(Closing):
     ) -> tuple[bytes, ...]:
         """SHA-256 of what a model was loaded from, for its namespace: a file's name may lie. Each
         file is looked at before it is read (`LoadedFile.of`). Empty while the sidecar still reads
-        them, after so many seconds. It does not fail open: ServiceError if there is no sidecar, and
-        for a file that is not what it was, or not what its name says.
+        them after `patience_seconds`. It does not fail open: ServiceError if there is no sidecar,
+        and for a file that is not what it was, or not what its name says.
         """
         try:
             return loaded_digests(self._stub, files, patience_seconds, self._lookup_seconds)

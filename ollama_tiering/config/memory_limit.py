@@ -54,7 +54,9 @@ def memory_limit(root: Path = Path("/")) -> MemoryLimit:
 
 
 def unit_limit(root: Path = Path("/")) -> MemoryLimit | None:
-    """Of the sidecar's own unit, which a person may have lowered (`systemctl edit`)."""
+    """Returns the limit of the sidecar's own unit, which a person may have lowered (`systemctl
+    edit`).
+    """
     own = [limit for limit in _limits(root, "self") if _of_own_unit(limit)]
     return _smallest(own) if own else None
 
@@ -84,7 +86,9 @@ def _limits(root: Path, process: str) -> Iterator[MemoryLimit]:
 
 
 def _group_folders(root: Path, process: Path) -> Iterator[Path]:
-    """Of each group, and of those that it lies in: a limit holds for all below it."""
+    """Yields the folders of each group, and of those that it lies in: a limit holds for all below
+    it.
+    """
     of_version_2, of_version_1 = _groups(process)
     for mounted, at, kind, options in _mounts(process):
         if kind == "cgroup2":
@@ -106,7 +110,7 @@ def _group_folders(root: Path, process: Path) -> Iterator[Path]:
 
 
 def _groups(process: Path) -> tuple[str | None, str | None]:
-    """Of version 2 and of version 1 of memory groups; None where there is none."""
+    """Returns the memory groups of versions 2 and 1; None if there is no such group."""
     second = first = None
     for line in _lines(process / "cgroup"):
         number, _, rest = line.partition(":")

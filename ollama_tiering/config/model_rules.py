@@ -80,14 +80,16 @@ def ruling(names: Sequence[str], rules: Iterable[ModelRule], ttl_days: float) ->
     rules = list(rules)
     of_names = [[rule for rule in rules if rule.matches(name)] for name in names]
     chosen = [_of_one(found, ttl_days) for found in of_names or [_every(rules)]]
-    forbids = [one for one in chosen if not one.store]
-    decided = [one for one in forbids or chosen if one.by is not None]
+    forbids = [of_name for of_name in chosen if not of_name.store]
+    decided = [of_name for of_name in forbids or chosen if of_name.by is not None]
     return Ruling(
         store=not forbids,
-        ttl_days=min((one.ttl_days for one in chosen if one.ttl_days), default=0.0),
-        budget_bytes=min((one.budget_bytes for one in chosen if one.budget_bytes), default=0),
+        ttl_days=min((of_name.ttl_days for of_name in chosen if of_name.ttl_days), default=0.0),
+        budget_bytes=min(
+            (of_name.budget_bytes for of_name in chosen if of_name.budget_bytes), default=0
+        ),
         by=decided[0].by if decided else None,
-        text=all(one.text for one in chosen),
+        text=all(of_name.text for of_name in chosen),
     )
 
 
@@ -111,9 +113,9 @@ def _of_one(rules: Sequence[ModelRule], ttl_days: float) -> Ruling:
 
 def _most_specific(rules: Sequence[ModelRule], field: str) -> list[ModelRule]:
     """The most specific rules that set the field; several only if they are equally specific."""
-    said = [rule for rule in rules if getattr(rule, field) is not None]
-    most = max((rule.specific for rule in said), default=0)
-    return [rule for rule in said if rule.specific == most]
+    setting_it = [rule for rule in rules if getattr(rule, field) is not None]
+    most = max((rule.specific for rule in setting_it), default=0)
+    return [rule for rule in setting_it if rule.specific == most]
 
 
 def read_rules(section: Any, file: Path, text: str) -> tuple[ModelRule, ...]:

@@ -30,7 +30,7 @@ class InForce:
 
 
 def in_force(path: Path | None = None) -> tuple[list[InForce], ConfigError | None]:
-    """In the order of SETTINGS; and what is wrong with them, as `load` says it."""
+    """Returns values in the order of SETTINGS, and what is wrong with them, as `load` says it."""
     file = path or config_file()
     settings, broken = readable(path=path)
     if broken is None:

@@ -74,8 +74,8 @@ def config_file() -> Path:
 
 
 def default_socket_path() -> Path:
-    """In the run directory; or where a sidecar listens that has the other place that it can be, as
-    a user's service has, or one that was started before the user began to linger.
+    """Lies in the run directory; or where a sidecar listens that has the other place that it can
+    be, as a user's service has, or one that was started before the user began to linger.
     """
     runtime = runtime_dir()
     folders = [run_dir(), state_dir() / "run", *([runtime / APP_NAME] if runtime else [])]
@@ -119,7 +119,7 @@ def home() -> Path:
 
 
 def expanded(path: str | Path) -> Path:
-    """With `~` and `~user` replaced. ConfigError where the system knows no such home."""
+    """Replaces `~` and `~user`. ConfigError if the system knows no such home."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

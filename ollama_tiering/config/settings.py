@@ -104,7 +104,7 @@ class Config:
 
 
 def _gigabytes(value: Any) -> int:
-    """For variables named *_GB, and flags named *-gb: a bare number counts GiB, a number with a
+    """Parses variables named *_GB, and flags named *-gb: a bare number counts GiB, a number with a
     unit is taken as written.
     """
     try:

@@ -9,7 +9,7 @@ import os
 
 from ollama_tiering.config import expanded
 from ollama_tiering.errors import ConfigError
-from ollama_tiering.launch import record
+from ollama_tiering.launch import running_up
 from ollama_tiering.patchset import identity
 from ollama_tiering.patchset.binary import ENV_BINARY
 from ollama_tiering.systemd.plan import InstallRequest
@@ -21,7 +21,7 @@ def builds_here() -> frozenset[str]:
     """The builds in the cache, those installed as a service in the usual places, and those that a
     `tiering up` runs or would run.
     """
-    binaries = record.binaries()
+    binaries = running_up.binaries()
     for user_mode in (False, True):
         with contextlib.suppress(ConfigError):  # a user without a home
             binaries.append(InstallRequest(user_mode=user_mode).place / SERVER)

@@ -16,7 +16,7 @@ from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch import block_service, build_watch
 from ollama_tiering.launch.address import Address, Occupant, address_of, who_listens
 from ollama_tiering.launch.names import first_names, models_dirs, shown
-from ollama_tiering.launch.record import records, running
+from ollama_tiering.launch.running_up import records, running
 from ollama_tiering.launch.service_unit import UNIT_NAME, has_drop_in, stop_command
 from ollama_tiering.launch.up import require_free
 from ollama_tiering.protocol import cache_memory

@@ -78,7 +78,7 @@ class BenchDriver(OllamaDriver):
 
     @property
     def attention(self) -> str:
-        """In words: what the runner reports, else what it was told to use."""
+        """Names it: what the runner reports, else what it was told to use."""
         told = self.last_report.cpu_attention if self.last_report else self._asked_for
         if told != "stock":
             return told or "of the GPU"
@@ -106,7 +106,7 @@ def _empty(directory: Path) -> None:
 
 
 def _drop_from_page_cache(directory: Path) -> None:
-    """Only clean pages can be dropped, so what is not on the disk yet is written first."""
+    """Drops them: only clean pages can be, so what is not on the disk yet is written first."""
     os.sync()
     for path in directory.rglob("*.kvb"):
         handle = os.open(path, os.O_RDONLY)

@@ -132,7 +132,7 @@ def check(library: ctypes.CDLL, status: int) -> None:
 
 
 def address(values: NDArray[Any] | None) -> int | None:
-    """Where an array lies; None if there is no array, or if it is empty."""
+    """Says where an array lies; None if there is no array, or if it is empty."""
     return values.ctypes.data if values is not None and values.size else None
 
 

@@ -127,7 +127,7 @@ class GpuAttention:
         self.close(wait=error is None)
 
     def close(self, *, wait: bool = True) -> None:
-        """With `wait` False it does not ask whether what was queued has succeeded."""
+        """`wait` False: it does not ask whether what was queued has succeeded."""
         try:
             if wait:
                 self.device.synchronize()

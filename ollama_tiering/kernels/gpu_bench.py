@@ -1,7 +1,7 @@
 """What the GPU kernels reach, as ratios to what the same GPU does at best.
 
 Every figure is the best of several; times are of CUDA events. K/V of a measurement is spread over
-so many layers that the GPU's own cache does not hold it. Kernels over VRAM are replayed as a graph:
+enough layers that the GPU's own cache does not hold it. Kernels over VRAM are replayed as a graph:
 at 10 µs of kernel a call, Python would be what is measured.
 """
 

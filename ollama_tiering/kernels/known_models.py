@@ -44,7 +44,7 @@ class KnownModel:
         return self.full_layers * self._layer_bytes(kind)
 
     def kv_bytes(self, tokens: int, kind: Dtype) -> int:
-        """K and V of so many tokens in one sequence, windows included."""
+        """K and V of `tokens` tokens in one sequence, windows included."""
         windows = (self.layers - self.full_layers) * min(tokens, self.window)
         return tokens * self.bytes_per_token(kind) + windows * self._layer_bytes(kind)
 

@@ -1,5 +1,5 @@
-"""Where libpaged_attn.so comes from: the wheel, or csrc, compiled into the cache once per sources
-and compiler.
+"""Finds libpaged_attn.so: the wheel, or csrc, compiled into the cache once per
+sources and compiler.
 
 Nothing is downloaded.
 """

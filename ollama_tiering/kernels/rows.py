@@ -93,7 +93,7 @@ class Rows:
 
     @cached_property
     def addresses(self) -> NDArray[np.uintp]:
-        """Where each page lies: [n_pages]."""
+        """Says where each page lies: [n_pages]."""
         slots = np.arange(self.n_pages) if self.table is None else self.table.astype(np.int64)
         return (self.data.ctypes.data + slots * self.data.strides[0]).astype(np.uintp)
 

@@ -94,7 +94,7 @@ class Sample:
     sinks: NDArray[np.float32] | None
 
     def mask(self, queries: slice, n_cells: int) -> PositionMask | None:
-        """None if every query of the batch sees every cell."""
+        """Is None if every query of the batch sees every cell."""
         count = queries.stop - queries.start
         if count == 1 and not self.problem.window:
             return None
@@ -112,7 +112,7 @@ def make(problem: Problem) -> Sample:
 
 
 def exact(sample: Sample, queries: Sequence[int]) -> NDArray[np.float64]:
-    """In f64, one query after another: [len(queries), n_head, d_v]."""
+    """Computes in f64, one query after another: [len(queries), n_head, d_v]."""
     first_cells = sample.problem.n_cells - sample.problem.n_q + 1
     parts = []
     for query in queries:

@@ -1,4 +1,4 @@
-"""Where Ollama listens, and which process has that address already."""
+"""The address of Ollama, and which process has it already."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import psutil
 
-from ollama_tiering.launch import record
+from ollama_tiering.launch import running_up
 from ollama_tiering.patchset import finished
 
 CURE: Final = "end `tiering up` and start it again: it builds what is missing"
@@ -19,7 +19,7 @@ CURE: Final = "end `tiering up` and start it again: it builds what is missing"
 
 @dataclass(slots=True)
 class BuildWatch:
-    """To be called now and then: says it once."""
+    """Is called now and then, and says it once."""
 
     binary: Callable[[], Path]  # which changes where another server takes over
     say: Callable[[str], None]
@@ -40,7 +40,7 @@ def harmed() -> list[str]:
     """What is gone of the builds from which a running `tiering up` serves, in words."""
     found = (
         f"process {one.pid} serves from a build that is not whole: {harm}"
-        for one in record.records()
+        for one in running_up.records()
         if one.binary and one.pid and psutil.pid_exists(one.pid)
         if (harm := finished.harm(Path(one.binary)))
     )

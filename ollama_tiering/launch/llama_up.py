@@ -43,7 +43,7 @@ class _Made:
 
 
 def make_tree(installation: InstalledOllama, request: BuildRequest, report: Report) -> LinkTree:
-    """With its self-test. TieringError where it cannot be made."""
+    """Makes and tests it. TieringError if it cannot be made."""
     installed.require_program(installation)
     if built.current(installation) is None:
         extras.need("models")  # the self-test makes one; said before anything is compiled
@@ -55,7 +55,7 @@ def make_tree(installation: InstalledOllama, request: BuildRequest, report: Repo
 
 
 def _made(tree: LinkTree) -> _Made | None:
-    """None where it was not written down. An older `tiering` may have noted more."""
+    """Returns None if it was not written down. An older `tiering` may have noted more."""
     try:
         noted = json.loads((tree.folder / _MADE).read_text(encoding="utf-8"))
         return _Made(noted["named_source"], noted["protocol"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ollama_tiering.launch.record import records
+from ollama_tiering.launch.running_up import records
 from ollama_tiering.sidecar.manifests import ManifestReader, default_models_dir, short_name
 
 

@@ -16,7 +16,7 @@ from ollama_tiering.launch.names import first_names, models_dirs, shown
 
 
 class RunnerNews:
-    """To be called now and then. Says nothing as long as the sidecar does not answer."""
+    """Is called now and then. Says nothing as long as the sidecar does not answer."""
 
     def __init__(
         self,

@@ -75,7 +75,7 @@ class Outdated:
 def of_tree(
     installation: InstalledOllama, binary: Path, say: Callable[[str], None]
 ) -> Outdated | None:
-    """None where `binary` is no tree's."""
+    """Returns None if `binary` is no tree's."""
     tree = built.tree_with(binary)
     if tree is None:
         return None
@@ -83,7 +83,7 @@ def of_tree(
 
 
 def _processor_seconds(server_pid: int) -> dict[int, float]:
-    """Of each child."""
+    """Reads them for each child."""
     found: dict[int, float] = {}
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(server_pid).children(recursive=True):

@@ -45,7 +45,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative for a signal."""
+        """Is None while it runs; negative for a signal."""
         return self._process.poll()
 
     def how_it_ended(self) -> str:

@@ -65,7 +65,7 @@ def _is_meant(program: Path, tag: str | None) -> bool:
 
 
 def _in_one_line(error: Exception) -> str:
-    """With what the compiler said first."""
+    """Adds what the compiler said first."""
     if isinstance(error, BuildError):
         first, told = error.message.splitlines()[0], failure.first_error(error)
         if told != first:
@@ -74,8 +74,8 @@ def _in_one_line(error: Exception) -> str:
 
 
 def ready_made(ollama: str | None, build: Mapping[str, Any], unreadable: ConfigError) -> Served:
-    """Where the settings cannot be read nothing is built: what was asked for serves, as stock, if
-    it is there; else `unreadable` is raised. It is never another Ollama.
+    """Builds nothing if the settings cannot be read: what was asked for serves, as stock,
+    if it is there; else `unreadable` is raised. It is never another Ollama.
     """
     choose.require_one_engine(ollama, build)
     why = f"{unreadable.message} ({unreadable.hint})"

@@ -33,7 +33,7 @@ class LoggedGpu:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """Where the parts of a loaded model lie. Bytes by place: CUDA0, …, Pinned, CPU."""
+    """The parts of a loaded model. Bytes by place: CUDA0, …, Pinned, CPU."""
 
     layers_on_gpu: int
     layers: int  # the output counts as one
@@ -66,25 +66,25 @@ class LoadPlan:
 
 def gpus(log: str) -> list[LoggedGpu] | None:
     """The NVIDIA GPUs that the server found at its last start; None while it has not looked yet."""
-    found: dict[str, LoggedGpu] = {}
+    by_id: dict[str, LoggedGpu] = {}
     looked = False
     for line in log.splitlines():
         if "Listening on" in line:
             looked = False
-            found.clear()
+            by_id.clear()
         if _COMPUTE not in line:
             continue
         looked = True
-        said = {name: quoted or plain for name, quoted, plain in _FIELD.findall(line)}
-        if said.get("library", "").upper() == "CUDA":
-            total, free = size_bytes(said["total"]), size_bytes(said["available"])
-            gpu = LoggedGpu(said["id"], said["description"], said["compute"], total, free)
-            found[gpu.id] = gpu
-    return list(found.values()) if looked else None
+        fields = {name: quoted or plain for name, quoted, plain in _FIELD.findall(line)}
+        if fields.get("library", "").upper() == "CUDA":
+            total, free = size_bytes(fields["total"]), size_bytes(fields["available"])
+            gpu = LoggedGpu(fields["id"], fields["description"], fields["compute"], total, free)
+            by_id[gpu.id] = gpu
+    return list(by_id.values()) if looked else None
 
 
 def load_plan(log: str) -> LoadPlan | None:
-    """Of the model that was loaded last; None if the log has none that was loaded."""
+    """Reads it for the model that was loaded last; None if the log has none that was loaded."""
     _, loading, last = log.rpartition(_LOADING)
     offloaded = _OFFLOADED.findall(last)
     if not loading or not offloaded:
@@ -92,14 +92,14 @@ def load_plan(log: str) -> LoadPlan | None:
     parts: dict[str, dict[str, int]] = {"model weights": {}, "kv cache": {}, "compute graph": {}}
     for line in last.splitlines():
         # at the level DEBUG the server also tells of plans that it gave up
-        if "level=INFO" in line and (said := _MEMORY.search(line)):
-            parts[said[1]][said[2]] = size_bytes(said[3])
+        if "level=INFO" in line and (memory := _MEMORY.search(line)):
+            parts[memory[1]][memory[2]] = size_bytes(memory[3])
     on_gpu, layers = map(int, offloaded[-1])
     return LoadPlan(on_gpu, layers, *parts.values())
 
 
 def size_bytes(text: str) -> int:
-    """Of Ollama's words for a size, as in `627.5 MiB`. ValueError for anything else."""
+    """Parses Ollama's words for a size, as in `627.5 MiB`. ValueError for anything else."""
     number, _, unit = text.partition(" ")
     if unit not in _UNITS:
         raise ValueError(f"no size: {text!r}")

@@ -66,7 +66,7 @@ def unit_name(pid: int) -> str:
 
 
 def _unit(pid: int, processes: Path) -> tuple[str, bool]:
-    """Its name, and whether a user's own manager has it; an empty one where there is none."""
+    """Its name, and whether a user's own manager has it; empty if it has no unit."""
     try:
         lines = (processes / str(pid) / "cgroup").read_text(errors="replace").splitlines()
     except OSError:

@@ -42,7 +42,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """In its block, a signal is counted and raises nothing."""
+        """A block in which a signal is counted and raises nothing."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.signal(number, self._note) for number in numbers}
         try:

@@ -36,7 +36,7 @@ def remove_superseded(tree: LinkTree, report: Report) -> None:
 
 
 def _same_program(tree: LinkTree, other: LinkTree) -> bool:
-    """By the name, or by what the name leads to."""
+    """Compares by the name, or by what the name leads to."""
     return os.path.realpath(tree.program) == os.path.realpath(other.program)
 
 

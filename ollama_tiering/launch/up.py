@@ -19,7 +19,7 @@ from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.launch.build_watch import BuildWatch
 from ollama_tiering.launch.news import RunnerNews
 from ollama_tiering.launch.process import rotate
-from ollama_tiering.launch.record import HeldRecord, UpRecord, records
+from ollama_tiering.launch.running_up import RunningUp, UpLock, records
 from ollama_tiering.launch.servers import Servers
 from ollama_tiering.launch.service_unit import (
     SYSTEM_UNITS,
@@ -118,9 +118,9 @@ def _how_to_stop(found: Found) -> str:
 def run(
     request: UpRequest,
     binary: Path,
-    held: HeldRecord,
+    held: UpLock,
     report: Teller,
-    ready: Callable[[UpRecord], None],
+    ready: Callable[[RunningUp], None],
 ) -> None:
     """Starts sidecar and server, watches and stops them. Returns after an orderly end that was
     asked for. `ready` is called once the server answers. If the sidecar does not start, or would
@@ -190,9 +190,9 @@ def _has_exact(request: UpRequest, binary: Path) -> bool:
     return tree is not None and tree.runs_exact
 
 
-def first_record(request: UpRequest) -> UpRecord:
+def first_record(request: UpRequest) -> RunningUp:
     """What is known before anything was started."""
-    return UpRecord(
+    return RunningUp(
         pid=os.getpid(),
         url=request.address.url,
         socket=str(request.socket),
@@ -215,7 +215,7 @@ def _nothing() -> None:
 def _start_sidecar(
     request: UpRequest,
     service: BlockService,
-    left: UpRecord | None,
+    left: RunningUp | None,
     interrupts: Interrupts,
     report: Teller,
 ) -> adm.StatResponse | None:
@@ -275,7 +275,7 @@ def _say_shared(socket: Path, version: str, report: Teller) -> None:
         )
 
 
-def _retire_orphan(socket: Path, left: UpRecord | None, report: Teller) -> None:
+def _retire_orphan(socket: Path, left: RunningUp | None, report: Teller) -> None:
     """A `tiering up` that was killed leaves its sidecar behind, and nobody else
     would ever stop it.
     """

@@ -21,7 +21,7 @@ def block(shape: ModelShape, layer: int) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Layer:
-    """In a layer that sees everything, heads are twice as long, and half as many have K/V."""
+    """Layers that see everything: their heads are twice as long, and half as many have K/V."""
 
     head_dim: int
     kv_heads: int

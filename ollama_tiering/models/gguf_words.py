@@ -73,7 +73,7 @@ class Vocabulary:
 
 
 def read_vocabulary(path: Path) -> Vocabulary | None:
-    """None if the file is missing, damaged, no GGUF, or has no vocabulary."""
+    """Returns None if the file is missing, damaged, no GGUF, or has no vocabulary."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb", buffering=_BUFFER_BYTES) as file:
@@ -137,7 +137,7 @@ class _Reader:
 
 def _size(kind: int) -> int:
     if kind not in _SIZES:
-        raise ValueError(f"type {kind} is none, or an array in an array")
+        raise ValueError(f"type {kind} is no type, or an array in an array")
     return _SIZES[kind]
 
 

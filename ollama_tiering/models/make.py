@@ -60,7 +60,7 @@ def make_model(
 def write_model(
     shape: ModelShape, path: Path, name: str, values: Values, progress: Progress | None = None
 ) -> int:
-    """As `make_model`, with the caller's weights: `values` gives each tensor of the shape."""
+    """Works as `make_model`, with the caller's weights: `values` gives each tensor of the shape."""
     shape.check()
     tmp = path.with_name(f".{secrets.token_hex(8)}.tmp")  # whatever the length of the name
     try:

@@ -1,4 +1,4 @@
-"""Where the K/V of a loaded model lie: what a runner reports, in words and as fields."""
+"""Describes where the K/V of a loaded model lie: what a runner reports, in words and as fields."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def words(memory: pb.CacheMemory) -> str:
 
 
 def document(runner: pb.RunnerReport) -> dict[str, Any] | None:
-    """None for a runner that does not say."""
+    """Returns None for a runner that does not say."""
     if not runner.HasField("cache_memory"):
         return None
     memory = runner.cache_memory

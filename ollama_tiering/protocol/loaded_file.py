@@ -43,7 +43,7 @@ class LoadedFile:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Self:
-        """To be taken before the file is read. OSError."""
+        """Reads it; call this before the file is read. OSError."""
         return cls(str(Path(path).absolute()), FileIdentity.of(Path(path).stat()))
 
     @property

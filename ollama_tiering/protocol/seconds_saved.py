@@ -54,7 +54,7 @@ class Saved:
 
     @property
     def seconds(self) -> float | None:
-        """None if no speed was measured yet."""
+        """Returns None if no speed was measured yet."""
         if self.unmeasured_tokens and not self.restored_tokens:
             return None
         return self.compute_seconds - self.restore_seconds

@@ -35,21 +35,21 @@ class Shortfalls:
 
     @classmethod
     def of(cls, counts: Iterable[pb.ShortfallCount]) -> Self:
-        found: dict[int, tuple[int, int]] = {}
-        for one in counts:
-            requests, tokens = found.get(one.reason, (0, 0))
-            found[one.reason] = (requests + one.requests, tokens + one.tokens)
-        return cls(found)
+        sums: dict[int, tuple[int, int]] = {}
+        for count in counts:
+            requests, tokens = sums.get(count.reason, (0, 0))
+            sums[count.reason] = (requests + count.requests, tokens + count.tokens)
+        return cls(sums)
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Self:
         """The inverse of `document`. ValueError or TypeError for anything else."""
-        found = {}
+        sums = {}
         for reason, (requests, tokens) in document.items():
             if type(requests) is not int or type(tokens) is not int:
                 raise ValueError(f"{requests!r}, {tokens!r} are no counts")
-            found[int(reason)] = (requests, tokens)
-        return cls(found)
+            sums[int(reason)] = (requests, tokens)
+        return cls(sums)
 
     def document(self) -> dict[str, list[int]]:
         """The sums as a document for a file."""
@@ -75,9 +75,9 @@ class Shortfalls:
         counts = list(self.by_reason.values())
         return (
             known
-            and all(min(one) >= 0 for one in counts)
-            and sum(one[0] for one in counts) <= requests
-            and sum(one[1] for one in counts) <= tokens
+            and all(min(pair) >= 0 for pair in counts)
+            and sum(pair[0] for pair in counts) <= requests
+            and sum(pair[1] for pair in counts) <= tokens
         )
 
     def messages(self) -> Iterator[pb.ShortfallCount]:
@@ -90,11 +90,11 @@ class Shortfalls:
 
     def by_name(self) -> dict[str, tuple[int, int]]:
         """The sums under every known name; (0, 0) if there is nothing."""
-        found = dict.fromkeys(NAMES, (0, 0))
+        sums = dict.fromkeys(NAMES, (0, 0))
         for reason, (requests, tokens) in self.by_reason.items():
-            before = found[name(reason)]
-            found[name(reason)] = (before[0] + requests, before[1] + tokens)
-        return found
+            before = sums[name(reason)]
+            sums[name(reason)] = (before[0] + requests, before[1] + tokens)
+        return sums
 
 
 NONE: Final = Shortfalls()

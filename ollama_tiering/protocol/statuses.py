@@ -38,7 +38,7 @@ ERROR_OF_STATUS: Final[dict[grpc.StatusCode, type[TieringError]]] = {
 
 
 def status_of(error: Exception) -> grpc.StatusCode:
-    """Of a call that ends with this error."""
+    """Returns the status of a call that ends with this error."""
     for kind, code in STATUS_OF_ERROR:
         if isinstance(error, kind):
             return code

@@ -1,4 +1,4 @@
-"""From the settings to a store: which tiers there are, and what this machine can hold."""
+"""Makes a store of the settings: which tiers there are, and what this machine can hold."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _remote_tier(config: SidecarConfig) -> RemoteTier | None:
 
 
 def _open_shared(directory: Path) -> SharedFsTier:
-    """In a thread of the tier's."""
+    """Runs in a thread of the tier's."""
     if directory.exists():  # else the tier itself says so
         stores_seen.require_place(directory)
     tier = SharedFsTier(directory)

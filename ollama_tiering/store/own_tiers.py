@@ -29,7 +29,7 @@ _FILESYSTEM_SHARE: Final = 0.95
 
 
 def open_tier(kind: TierKind, directory: Path, budget_bytes: int) -> Tier | AbsentTier:
-    """The tier, or why there is none now. UnsafeDirectory where somebody may have tampered with
+    """The tier, or why there is none now. UnsafeDirectory if somebody may have tampered with
     it, ServiceError where another process uses it.
     """
     try:

@@ -183,8 +183,8 @@ class TieredStore:
         fingerprints: Sequence[bytes] = (),
         least_tokens: int = 0,
     ) -> tuple[list[MatchedBlock], Callable[[], None]]:
-        """As `match`, where the tokens do not decide the bits of rows; see lookup.find_history. It
-        counts only when the second value is called.
+        """Works as `match`, where the tokens do not decide the bits of rows; see
+        lookup.find_history. It counts only when the second value is called.
         """
         return lookup.find_history(
             self._state, namespace, tokens, block_tokens, extras, fingerprints, least_tokens
@@ -201,7 +201,7 @@ class TieredStore:
         tokens: bytes,
         block_tokens: int,
     ) -> Iterator[list[MatchedBlock]]:
-        """As `match`, one bounded piece of work at a time; see lookup.match_in_pieces."""
+        """Works as `match`, one bounded piece of work at a time; see lookup.match_in_pieces."""
         return lookup.match_in_pieces(self._state, namespace, keys, tokens, block_tokens)
 
     def lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leased:
@@ -212,13 +212,13 @@ class TieredStore:
         return self.begin_lease(namespace, keys).wait()
 
     def begin_lease(self, namespace: NamespaceId, keys: Sequence[BlockKey]) -> Leasing:
-        """As `lease`, for a caller that takes each block when it is ready."""
+        """Works as `lease`, for a caller that takes each block when it is ready."""
         return self._leaser.begin(namespace, keys)
 
     def begin_lease_in_pieces(
         self, namespace: NamespaceId, keys: Sequence[BlockKey]
     ) -> tuple[int, Iterator[Leasing]]:
-        """As `begin_lease`, some blocks at a time: the lease's id, and the pieces."""
+        """Works as `begin_lease`, some blocks at a time: the lease's id, and the pieces."""
         return self._leaser.begin_in_pieces(namespace, keys)
 
     def renew(self, lease_id: int) -> bool:

@@ -47,7 +47,7 @@ class DaemonPool(Executor):
         return done
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """If told to wait, waits as long as it takes; `close` has a deadline."""
+        """Waits, if told to, as long as it takes; `close` has a deadline."""
         self._end(cancel_futures=cancel_futures)
         if wait:
             for thread in self._threads:

@@ -181,7 +181,7 @@ class DeadlineThreads:
         self._load -= 1
 
     def _count_stalled(self) -> int:
-        """To be called with the lock held. Jobs that were only submitted count, too, because their
+        """Needs the lock held. Jobs that were only submitted count, too, because their
         threads are missing as well.
         """
         if not self._running:

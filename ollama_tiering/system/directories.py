@@ -143,9 +143,9 @@ def open_below(root: Path, parts: tuple[str, ...], *, create: bool = False) -> I
 def walk_below(
     root: Path, parts: tuple[str, ...], *, create: bool = False, made: Made | None = None
 ) -> int:
-    """As `open_below`, for a caller that closes the descriptor. `made` is called with the parts
-    that lead to a directory with a new name in it, and must make that name durable; without `made`
-    this does so.
+    """Works as `open_below`, for a caller that closes the descriptor. `made` is called with the
+    parts that lead to a directory with a new name in it, and must make that name durable; without
+    `made` this does so.
     """
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -23,7 +23,7 @@ _NOT_DIRECT: Final = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def without_links(path: Path) -> Path:
-    """As `Path.resolve`, which before Python 3.13 throws a RuntimeError for a link to itself."""
+    """Works as `Path.resolve`, which throws a RuntimeError for a link to itself before 3.13."""
     return type(path)(os.path.realpath(path))
 
 

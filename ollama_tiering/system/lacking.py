@@ -42,7 +42,7 @@ def make_read_only(fd: int) -> None:
 
 
 def make_private(path: Path) -> None:
-    """As `make_read_only`, for a file that is still to be written."""
+    """Works as `make_read_only`, for a file that is still to be written."""
     try:
         path.chmod(0o600)
     except OSError as error:

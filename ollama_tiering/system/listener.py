@@ -32,8 +32,8 @@ class Stranger(ServiceError):
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """Of the process that listened when this was connected; of the one that connected, at the
-    other end.
+    """Returns the uid of the process that listened when this was connected; of the one that
+    connected, at the other end.
     """
     return peer(connection)[1]
 

@@ -29,12 +29,12 @@ def print_in_any_encoding() -> None:
 
 
 def bytes_of(path: os.PathLike[str]) -> bytes:
-    """As a program needs a path that it is told: the system's own bytes."""
+    """Encodes a path as a program needs it: the system's own bytes."""
     return os.fsencode(path)
 
 
 def silence_stdout() -> None:
-    """To be called when the reader of our output has gone, so that the interpreter's last flush is
+    """Call it when the reader of our output has gone, so that the interpreter's last flush is
     silent.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

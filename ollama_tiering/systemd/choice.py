@@ -56,7 +56,7 @@ def _patched(*, is_own: bool) -> tuple[Path | None, bool]:
 
 
 def _caches() -> Iterator[tuple[Path, bool]]:
-    """With each, whether it is this user's own: another one's may name any program."""
+    """Tells of each whether it is this user's own: another one's may name any program."""
     yield config.cache_dir(), True
     caller = os.environ.get("SUDO_USER", "")
     if os.geteuid() == 0 and caller not in ("", "root"):

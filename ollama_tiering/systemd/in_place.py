@@ -35,7 +35,7 @@ _OTHER_ROOT: Final = ("RootDirectory", "RootImage", "NoExecPaths")
 
 
 def unit_of(request: InstallRequest) -> StockUnit:
-    """What is to be replaced. UsageError where there is none, or it cannot be."""
+    """What is to be replaced. UsageError if there is nothing, or it cannot be replaced."""
     unit = stock_unit.read(request.root, request.unit_directory, user_mode=request.user_mode)
     if unit is None:
         raise UsageError(
@@ -95,7 +95,7 @@ def _require_one_command(unit: StockUnit, own: Path) -> None:
 
 
 def adopted(request: InstallRequest, unit: StockUnit) -> InstallRequest:
-    """With what the unit says of user, models and address. UsageError where the request says
+    """Takes over what the unit says of user, models and address. UsageError where the request says
     another thing: they stay the unit's to say.
     """
     for name, given in (

@@ -40,7 +40,7 @@ class Manager:
         self._ask("enable", "--now", *units)
 
     def restart(self, units: Sequence[str]) -> None:
-        """Also starts those that do not run."""
+        """Restarts them; those that do not run are started."""
         self.require_present()
         self._ask("restart", *units)
 
@@ -49,7 +49,7 @@ class Manager:
         return self.state(unit) in (*_ALIVE, "failed")
 
     def stop(self, units: Sequence[str]) -> None:
-        """Also for units that were never started, or whose file is gone."""
+        """Stops them, also units that were never started, or whose file is gone."""
         for unit in units if self.present else ():
             run("systemctl", *self._mode, "disable", "--now", unit)
             if (state := self.state(unit)) in _ALIVE:

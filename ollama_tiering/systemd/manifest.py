@@ -100,7 +100,7 @@ class Installed:
         self._path = self.at(prefix / MANIFEST_NAME)
 
     def at(self, path: Path | str) -> Path:
-        """Where a path of that machine lies on this one."""
+        """Says where a path of that machine lies on this one."""
         return self._root / Path(path).relative_to("/") if self._root else Path(path)
 
     def load(self) -> InstallManifest | None:
@@ -255,7 +255,7 @@ def _copy(file: NewFile, sink: BinaryIO, digest_: str) -> int:
 
 
 def digest(path: Path) -> str | None:
-    """Of a file's content or of a link's target; None if there is nothing."""
+    """Digest of a file's content or of a link's target; None if there is nothing."""
     try:
         info = path.lstat()
     except (FileNotFoundError, NotADirectoryError):

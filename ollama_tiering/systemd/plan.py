@@ -85,12 +85,12 @@ class InstallPlan:
 
 def make_plan(request: InstallRequest) -> InstallPlan:
     """UsageError if the installation could not work."""
-    found = stock.digests(request.root, request.unit_directory)
+    stock_digests = stock.digests(request.root, request.unit_directory)
     theirs = in_place.unit_of(request) if request.replaces else None
     if theirs:
         request = in_place.adopted(request, theirs)
     account = _account(request)
-    service = _service(request, account, found)
+    service = _service(request, account, stock_digests)
     files = [_unit(request, SIDECAR_UNIT, sidecar_unit(service))]
     units = [SIDECAR_UNIT]
     replaced: dict[str, str] = {}
@@ -105,7 +105,7 @@ def make_plan(request: InstallRequest) -> InstallPlan:
         files += [_unit(request, SERVER_UNIT, server_unit(service)), *engine]
         units.append(SERVER_UNIT)
     changeable = _changeable(account) if account and not request.root else ""
-    return InstallPlan(service, tuple(files), tuple(units), found, changeable, replaced)
+    return InstallPlan(service, tuple(files), tuple(units), stock_digests, changeable, replaced)
 
 
 def _changeable(account: pwd.struct_passwd) -> str:
@@ -125,35 +125,35 @@ def _with_server(
             access.require_own(here, request.place / "bin")
         service = replace(service, binary=request.place / "bin" / "ollama")
         return service, server_files.go_files(binary, request.place)
-    tree, found = patched
-    start = installation.usual_name(found.program, on_path=request.user_mode)
+    tree, ollama = patched
+    start = installation.usual_name(ollama.program, on_path=request.user_mode)
     if here:
         cure = "install Ollama where every user may read it (such as /usr/local)"
-        access.require_reachable(here, start, found.program, found.server, cure=cure)
-        access.require_own(here, start, found.program, found.lib, request.place / TREE)
-    place = request.place / TREE
+        access.require_reachable(here, start, ollama.program, ollama.server, cure=cure)
+        access.require_own(here, start, ollama.program, ollama.lib, request.place / TREE)
+    tree_folder = request.place / TREE
     service = replace(
         service,
-        binary=place / links.PROGRAM,
+        binary=tree_folder / links.PROGRAM,
         tree=TreeService(tree.version, start, request.place, _engine_socket(request, service)),
     )
-    return service, server_files.tree_files(tree, found, start, place)
+    return service, server_files.tree_files(tree, ollama, start, tree_folder)
 
 
 def _engine_socket(request: InstallRequest, service: Service) -> Path:
-    """Where the sidecar on the service's socket listens for llama-server."""
+    """Says where the sidecar on the service's socket listens for llama-server."""
     settings, _, _ = _settings(request)
-    place = listener.place(replace(settings.sidecar, socket_path=service.socket))
-    if place is None:
+    socket = listener.place(replace(settings.sidecar, socket_path=service.socket))
+    if socket is None:
         raise UsageError(
             f"the name of a socket beside {service.socket} is too long",
             hint=f"name a shorter sidecar.engine_socket in {request.config_file}",
         )
-    return place
+    return socket
 
 
 def _service(
-    request: InstallRequest, account: pwd.struct_passwd | None, found: dict[str, str]
+    request: InstallRequest, account: pwd.struct_passwd | None, stock_digests: dict[str, str]
 ) -> Service:
     settings, socket, writable = _settings(request)
     python, package = Path(sys.executable), Path(ollama_tiering.__file__).parents[1]
@@ -165,7 +165,7 @@ def _service(
             cure="put the checkout where every user may read it (such as /opt), and run "
             "its scripts/tiering systemd install",
         )
-    beside = Address(port=Address().port + 1) if stock.has_unit(found) else Address()
+    beside = Address(port=Address().port + 1) if stock.has_unit(stock_digests) else Address()
     # The sidecar reads the files of models, too; without a word they lie in the server's home.
     models = request.models or (Path(account.pw_dir) if account else None)
     read = (python, python.resolve(), package, *([models] if models else []))
@@ -182,19 +182,19 @@ def _service(
         binary=None,
         address=str(request.address or beside),
         models=request.models,
-        shares_models=_shares_models(request, found),
+        shares_models=_shares_models(request, stock_digests),
         keys=_keys(request, Path(account.pw_dir)) if account else None,
         cpu_attention=settings.server.cpu_attention,
     )
 
 
-def _shares_models(request: InstallRequest, found: dict[str, str]) -> bool:
+def _shares_models(request: InstallRequest, stock_digests: dict[str, str]) -> bool:
     """Whether an `ollama.service` that runs beside ours has the same models directory: the user is
     the same, or the directory is named. Where ours has stock's port, it has its place.
     """
     in_its_place = request.address is not None and request.address.port == Address().port
     same_user = not request.user_mode and (request.run_as or DEFAULT_USER) == DEFAULT_USER
-    beside = stock.has_unit(found) and not in_its_place
+    beside = stock.has_unit(stock_digests) and not in_its_place
     return beside and (same_user or request.models is not None)
 
 
@@ -252,7 +252,7 @@ def _account(request: InstallRequest) -> pwd.struct_passwd | None:
 
 
 def _accounts(root: Path | None) -> Iterator[pwd.struct_passwd]:
-    """From the passwd file of another root."""
+    """Reads the passwd file of another root."""
     if root is None:
         return
     with contextlib.suppress(FileNotFoundError):

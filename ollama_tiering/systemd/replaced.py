@@ -28,7 +28,7 @@ _ASK_SECONDS: Final = 0.5
 
 
 def path_in(request: InstallRequest, manifest: InstallManifest) -> str:
-    """Of our drop-in, where install wrote one; else empty."""
+    """Path of our drop-in, if install wrote one; else empty."""
     path = str(request.unit_directory / DROP_IN)
     return path if path in manifest.files else ""
 
@@ -92,7 +92,7 @@ def commands(manager: Manager, *before: str) -> str:
 
 def why_stock(request: InstallRequest) -> WhyStock | None:
     """Why the next start of the service is not of the patched server as it should be, and what to
-    do; None where it is. Only for one that was replaced.
+    do; None if it is. Only for one that was replaced.
     """
     installed = Installed(request.place, request.root)
     manifest = installed.load() or InstallManifest()
@@ -150,7 +150,7 @@ def _again(request: InstallRequest) -> str:
 
 
 def found(request: InstallRequest) -> dict[str, str] | None:
-    """For whoever shows it: None where nothing is replaced."""
+    """Finds it for whoever shows it; None if nothing is replaced."""
     manifest = Installed(request.place, request.root).load() or InstallManifest()
     path = path_in(request, manifest)
     if not path:

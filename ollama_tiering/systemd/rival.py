@@ -48,7 +48,7 @@ def is_enabled(root: Path | None, folder: Path) -> bool:
 
 
 def address_in(unit: Path) -> str:
-    """Where the server of a unit that install wrote listens; empty if there is none."""
+    """Says where the server of a unit that install wrote listens; empty if there is none."""
     try:
         return variable_in(unit.read_text(encoding="utf-8"), "OLLAMA_HOST")
     except OSError:

@@ -87,7 +87,7 @@ def _not_enabled(request: InstallRequest) -> str:
 
 
 def restore(request: InstallRequest, manager: Manager, *, dry_run: bool) -> InstallOutcome | None:
-    """None where nothing is in the place of `ollama.service`."""
+    """Returns None if nothing is in the place of `ollama.service`."""
     if not dry_run:
         require_permitted(request)
     before = stock.digests(request.root, request.unit_directory)
@@ -98,7 +98,7 @@ def restore(request: InstallRequest, manager: Manager, *, dry_run: bool) -> Inst
 
 
 def uninstall(request: InstallRequest, manager: Manager, *, dry_run: bool) -> InstallOutcome | None:
-    """None if nothing is installed there."""
+    """Returns None if nothing is installed there."""
     installed = Installed(request.place, request.root)
     manifest = installed.load()
     if manifest is None:
@@ -151,7 +151,7 @@ def look(request: InstallRequest, manager: Manager) -> dict[str, object]:
 
 
 def tree_of(request: InstallRequest) -> dict[str, str] | None:
-    """Whether the next start takes the tree (`why_stock` is empty); None where none is installed.
+    """Whether the next start takes the tree (`why_stock` is empty); None if no tree is installed.
     Who may write to it, the service alone looks at, as its user.
     """
     manifest = Installed(request.place, request.root).load() or InstallManifest()
@@ -196,8 +196,8 @@ def _require_same(before: dict[str, str], after: dict[str, str]) -> None:
 
 
 def data_left(request: InstallRequest) -> list[Path]:
-    """Where blocks stay after an uninstall, for a person to remove: places that are there, on the
-    machine that it is for.
+    """Says where blocks stay after an uninstall, for a person to remove: places that are there, on
+    the machine that it is for.
     """
     if request.user_mode:
         named = [config.readable()[0].sidecar.local_dir, config.default_local_dir()]

@@ -61,19 +61,21 @@ class StockUnit:
     environment: dict[str, str]
 
     def value(self, key: str) -> str:
-        """Of a setting that has one value; empty where it is not set."""
-        return next((one.value for one in reversed(self.settings) if one.key == key), "")
+        """Returns the value of a setting that has one; empty if it is not set."""
+        return next(
+            (setting.value for setting in reversed(self.settings) if setting.key == key), ""
+        )
 
     def is_on(self, key: str) -> bool:
         return self.value(key).lower() in ("1", "yes", "true", "on", "y", "t")
 
     def values(self, key: str) -> list[UnitSetting]:
-        """Of one that may come several times; an empty one takes back those before it."""
-        return _since_the_empty_one([one for one in self.settings if one.key == key])
+        """Lists those of one that may come often; an empty one takes back those before it."""
+        return _since_the_empty_one([setting for setting in self.settings if setting.key == key])
 
     @property
     def program(self) -> Path | None:
-        """The `ollama` that it starts; None where its command is another than `…/ollama serve`."""
+        """The `ollama` that it starts; None if its command is another than `…/ollama serve`."""
         commands = self.values("ExecStart")
         words = _words(commands[0].value) if len(commands) == 1 else []
         plain = len(words) == 2 and words[0].startswith("/") and words[1] == "serve"
@@ -81,8 +83,8 @@ class StockUnit:
 
 
 def read(root: Path | None, own: Path, *, user_mode: bool) -> StockUnit | None:
-    """None where there is none. `root`: that directory is treated as `/`; `own`: where this user
-    puts units.
+    """Returns None if there is none. `root`: that directory is treated as `/`; `own`: where this
+    user puts units.
     """
     places = _places(own, user_mode=user_mode)
     file = next((p / UNIT_NAME for p in places if os.path.lexists(_at(root, p / UNIT_NAME))), None)
@@ -119,21 +121,21 @@ def _places(own: Path, *, user_mode: bool) -> tuple[Path, ...]:
 
 
 def _drop_ins(root: Path | None, places: tuple[Path, ...]) -> list[Path]:
-    """By their names, wherever they lie. Of two with one name the one of the first place counts,
-    and one for all services last.
+    """Sorts them by their names, wherever they lie. Of two with one name the one of the first place
+    counts, and one for all services last.
     """
-    found: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for folder in (f"{UNIT_NAME}.d", "service.d"):
-        for place in places:
-            here = _at(root, place / folder)
+        for directory in places:
+            here = _at(root, directory / folder)
             if here.is_dir():
                 for path in here.glob("*.conf"):
-                    found.setdefault(path.name, place / folder / path.name)
-    return [found[name] for name in sorted(found)]
+                    by_name.setdefault(path.name, directory / folder / path.name)
+    return [by_name[name] for name in sorted(by_name)]
 
 
 def _at(root: Path | None, path: Path) -> Path:
-    """Where it lies on this machine; what a link of another root leads to is below that root."""
+    """Says where it lies here; what a link of another root leads to is below that root."""
     if root is None:
         return path
     here = root / path.relative_to("/")
@@ -168,25 +170,25 @@ def _settings(file: Path, text: str) -> Iterator[UnitSetting]:
 
 
 def _since_the_empty_one(settings: list[UnitSetting]) -> list[UnitSetting]:
-    empty = max((n for n, one in enumerate(settings, start=1) if not one.value), default=0)
+    empty = max((n for n, setting in enumerate(settings, start=1) if not setting.value), default=0)
     return settings[empty:]
 
 
 def _environment(root: Path | None, settings: list[UnitSetting]) -> dict[str, str]:
     """What a file says counts more than what the unit says."""
-    found: list[str] = []
-    for one in _since_the_empty_one([s for s in settings if s.key == "Environment"]):
-        found += _words(one.value)
-    for one in _since_the_empty_one([s for s in settings if s.key == "EnvironmentFile"]):
-        lines = _text(_at(root, Path(one.value.lstrip("-")))).splitlines()
+    assignments: list[str] = []
+    for setting in _since_the_empty_one([s for s in settings if s.key == "Environment"]):
+        assignments += _words(setting.value)
+    for setting in _since_the_empty_one([s for s in settings if s.key == "EnvironmentFile"]):
+        lines = _text(_at(root, Path(setting.value.lstrip("-")))).splitlines()
         for line in lines:
             if line.strip()[:1] not in ("#", ";", ""):
-                found += [" ".join(_words(line, specifiers=False))]
-    return dict(text.partition("=")[::2] for text in found if "=" in text)
+                assignments += [" ".join(_words(line, specifiers=False))]
+    return dict(text.partition("=")[::2] for text in assignments if "=" in text)
 
 
 def _words(value: str, *, specifiers: bool = True) -> list[str]:
-    """As a shell divides them, which is nearly as systemd does. One that cannot be divided is
+    """Divides it as a shell does, which is nearly as systemd does. One that cannot be divided is
     whole.
     """
     try:

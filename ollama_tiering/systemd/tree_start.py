@@ -38,7 +38,7 @@ class WhyStock:
 def why_stock(
     place: Path, users: Collection[int] | None, root: Path | None = None
 ) -> WhyStock | None:
-    """None where the tree in the prefix `place` may be started. `users`: uids of those who may
+    """Returns None if the tree in the prefix `place` may be started. `users`: uids of those who may
     write to what is started; None: of everybody. `root`: that directory is treated as `/`.
 
     It must be as install wrote it, and be made for the files that are installed now.

@@ -110,8 +110,8 @@ class Explainer:
         prompt = text(readable, list(islice([*sides.before, *sides.asked], _PROMPT_TOKENS)))
         if differs:
             judgement = judge(readable, sides)
-            found = judgement.difference
-            around = f"{found.prompt.whole}\n{found.stored.whole}" if found else ""
+            difference = judgement.difference
+            around = f"{difference.prompt.whole}\n{difference.stored.whole}" if difference else ""
             return judgement, around, prompt
         verdict = _verdict(message, elsewhere)
         place = place_of(readable, sides)
@@ -121,29 +121,31 @@ class Explainer:
 def causes(explained: Iterable[Explained]) -> list[Cause]:
     """The one that cost most comes first. What is no fault is left out."""
     by_cause: dict[Any, list[Explained]] = {}
-    for one in explained:
-        if one.is_fault:
-            place = one.judgement.place
-            cure = one.recipe.cure if one.recipe else ""
-            by_cause.setdefault((one.model, one.verdict, place.role, cure), []).append(one)
-    found = [_cause(same) for same in by_cause.values()]
-    return sorted(found, key=lambda cause: (-(cause.lost_seconds or 0.0), -cause.lost_tokens))
+    for parting in explained:
+        if parting.is_fault:
+            place = parting.judgement.place
+            cure = parting.recipe.cure if parting.recipe else ""
+            by_cause.setdefault((parting.model, parting.verdict, place.role, cure), []).append(
+                parting
+            )
+    all_causes = [_cause(same) for same in by_cause.values()]
+    return sorted(all_causes, key=lambda cause: (-(cause.lost_seconds or 0.0), -cause.lost_tokens))
 
 
 def _cause(same: Sequence[Explained]) -> Cause:
-    known = [one.lost_seconds for one in same if one.lost_seconds is not None]
+    known = [parting.lost_seconds for parting in same if parting.lost_seconds is not None]
     return Cause(
-        latest=max(same, key=lambda one: one.unix_seconds),
+        latest=max(same, key=lambda parting: parting.unix_seconds),
         times=len(same),
-        lost_tokens=sum(one.lost_tokens for one in same),
+        lost_tokens=sum(parting.lost_tokens for parting in same),
         lost_seconds=sum(known) if known else None,
     )
 
 
 def _sides(message: adm.Parting) -> Sides:
     before, asked, stored = (
-        array("i", one[: len(one) // 4 * 4])
-        for one in (message.before, message.asked, message.stored)
+        array("i", side[: len(side) // 4 * 4])
+        for side in (message.before, message.asked, message.stored)
     )
     same = message.lost_tokens > 0
     return Sides(
@@ -195,11 +197,11 @@ def _differing(message: adm.Parting) -> dict[str, tuple[str, str]]:
 
 
 def _settings(namespace: adm.DescribedNamespace) -> dict[str, str]:
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for field in namespace.description.fields:
         if field.name in _SAME:
             parts = (part.partition("=") for part in field.value.split(";") if part)
-            found.update((name, value) for name, _, value in parts)
+            settings.update((name, value) for name, _, value in parts)
         else:
-            found[field.name] = field.value
-    return found
+            settings[field.name] = field.value
+    return settings

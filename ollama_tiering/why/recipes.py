@@ -50,7 +50,7 @@ def fitting(
     recipes: Iterable[Recipe], verdict: PartingVerdict, part: Role, around: str, prompt: str
 ) -> Recipe | None:
     """The first one."""
-    return next((one for one in recipes if one.fits(verdict, part, around, prompt)), None)
+    return next((recipe for recipe in recipes if recipe.fits(verdict, part, around, prompt)), None)
 
 
 def all_recipes(own: Path | None) -> tuple[Recipe, ...]:
@@ -82,55 +82,55 @@ def parsed(text: str, file: Path) -> tuple[Recipe, ...]:
         raise ConfigError(
             f"{file}: {plain(key)[:80]} is no list of recipes", hint="write [[recipe]] before each"
         )
-    return tuple(_recipe(one, f"{file}: recipe {n}") for n, one in enumerate(recipes, start=1))
+    return tuple(_recipe(entry, f"{file}: recipe {n}") for n, entry in enumerate(recipes, start=1))
 
 
-def _recipe(one: Any, place: str) -> Recipe:
-    if not isinstance(one, dict):
-        raise ConfigError(f"{place} is no table", hint="write [[recipe]] before each")
-    for key in one:
+def _recipe(entry: Any, where: str) -> Recipe:
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where} is no table", hint="write [[recipe]] before each")
+    for key in entry:
         if key not in _KEYS:
             raise ConfigError(
-                f"{place}: no such key: {plain(key)[:80]}{did_you_mean(key, _KEYS)}",
+                f"{where}: no such key: {plain(key)[:80]}{did_you_mean(key, _KEYS)}",
                 hint=f"keys are {', '.join(sorted(_KEYS))}",
             )
-    words = {name: _word(one.get(name, ""), name, place) for name in ("client", "cure", "source")}
+    words = {name: _word(entry.get(name, ""), name, where) for name in ("client", "cure", "source")}
     for name in ("cure", "source"):
         if not words[name]:
-            raise ConfigError(f"{place}: {name} is missing", hint=f'write {name} = "…"')
+            raise ConfigError(f"{where}: {name} is missing", hint=f'write {name} = "…"')
     return Recipe(
         **words,
-        verdicts=_names(one.get("verdicts", []), _VERDICTS, place, "verdicts"),
-        parts=_names(one.get("parts", []), _PARTS, place, "parts"),
-        text=_pattern(one.get("text"), "text", place),
-        prompt=_pattern(one.get("prompt"), "prompt", place),
+        verdicts=_names(entry.get("verdicts", []), _VERDICTS, where, "verdicts"),
+        parts=_names(entry.get("parts", []), _PARTS, where, "parts"),
+        text=_pattern(entry.get("text"), "text", where),
+        prompt=_pattern(entry.get("prompt"), "prompt", where),
     )
 
 
-def _word(value: Any, name: str, place: str) -> str:
+def _word(value: Any, name: str, where: str) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{place}: {name} is no text", hint='write it in quotes: "…"')
+        raise ConfigError(f"{where}: {name} is no text", hint='write it in quotes: "…"')
     return plain(" ".join(value.split()))
 
 
-def _names(value: Any, known: Sequence[str], place: str, key: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise ConfigError(f"{place}: {key} is no list of names", hint=f'{key} = ["{known[0]}"]')
-    for one in value:
-        if one not in known:
+def _names(value: Any, known: Sequence[str], where: str, key: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ConfigError(f"{where}: {key} is no list of names", hint=f'{key} = ["{known[0]}"]')
+    for name in value:
+        if name not in known:
             raise ConfigError(
-                f"{place}: {key} has no {plain(one)[:80]}{did_you_mean(one, known)}",
+                f"{where}: {key} has no {plain(name)[:80]}{did_you_mean(name, known)}",
                 hint=f"{key} are {', '.join(known)}",
             )
     return tuple(value)
 
 
-def _pattern(value: Any, key: str, place: str) -> re.Pattern[str] | None:
+def _pattern(value: Any, key: str, where: str) -> re.Pattern[str] | None:
     if value is None:
         return None
     try:
         return re.compile(value)
     except (re.error, TypeError) as error:
         raise ConfigError(
-            f"{place}: {key} is no regular expression: {plain(str(error))}", hint="correct it"
+            f"{where}: {key} is no regular expression: {plain(str(error))}", hint="correct it"
         ) from None

@@ -36,7 +36,7 @@ _KINDS: Final[Sequence[tuple[str, re.Pattern[str]]]] = [
 
 def changed_value(asked: str, stored: str, asked_at: range, stored_at: range) -> str:
     """What kind of value it is that differs: one that covers all that differs on both sides, or
-    several in a row. Empty if it is none. The ranges are where the two texts differ.
+    several in a row. Empty if it is no such value. The ranges are where the two texts differ.
     """
     for kind, pattern in _KINDS:
         if _within(pattern, asked, asked_at) and _within(pattern, stored, stored_at):

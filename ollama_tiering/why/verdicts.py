@@ -97,7 +97,7 @@ class Judgement:
 
 
 def place_of(vocabulary: Vocabulary, sides: Sides) -> Place:
-    """Where the prompt parts."""
+    """Says where the prompt parts."""
     tokens = [*sides.before, *sides.asked]
     at = len(sides.before)
     turn = turn_at(turns(vocabulary, tokens), at)
@@ -105,35 +105,41 @@ def place_of(vocabulary: Vocabulary, sides: Sides) -> Place:
 
 
 def judge(vocabulary: Vocabulary, sides: Sides) -> Judgement:
-    """For a prompt that differs from what is stored."""
+    """Judges a prompt that differs from what is stored."""
     at = len(sides.before)
     asked, stored = [*sides.before, *sides.asked], [*sides.before, *sides.stored]
     mine, other = turns(vocabulary, asked), turns(vocabulary, stored)
     turn, stored_turn = turn_at(mine, at), turn_at(other, at)
     place = _place(vocabulary, asked, turn, sides)
     skipped = sides.skipped if sides.lost_tokens >= LEAST_LOST else None
-    found = difference(vocabulary, sides.before, sides.asked, sides.stored, skipped)
+    differing = difference(vocabulary, sides.before, sides.asked, sides.stored, skipped)
 
     def judged(verdict: PartingVerdict, what: str) -> Judgement:
-        return Judgement(verdict, what, place, found)
+        return Judgement(verdict, what, place, differing)
 
     if _same_words(vocabulary, asked[at : turn.stop], stored[at : stored_turn.stop], place):
-        found = difference(vocabulary, sides.before, sides.asked, sides.stored, None)
+        differing = difference(vocabulary, sides.before, sides.asked, sides.stored, None)
         return Judgement(
-            PartingVerdict.ORDER, f"{place.words}: the same in another order", place, found
+            PartingVerdict.ORDER, f"{place.words}: the same in another order", place, differing
         )
     if skipped is None:
         return judged(PartingVerdict.OTHER_PROMPT, "another prompt that begins alike")
     removed = skipped[1] - skipped[0]
-    whole = any(at < one.start <= at + skipped[1] for one in other)  # messages are gone
-    first = all(one.role in _HEAD or one.stop > at for one in mine if one.start < at)
+    whole = any(
+        at < other_turn.start <= at + skipped[1] for other_turn in other
+    )  # messages are gone
+    first = all(
+        other_turn.role in _HEAD or other_turn.stop > at
+        for other_turn in mine
+        if other_turn.start < at
+    )
     cut = whole and first and place.role not in _HEAD
     cut = cut or _is_cut_inside(vocabulary, sides, at, skipped)
     if removed >= _CUT_TOKENS and cut:
         return judged(PartingVerdict.CUT, _cut_words(sides, removed))
-    if len(found.prompt.differs) <= _SHORT and len(found.stored.differs) <= _SHORT:
-        sides_of_it = found.prompt.whole, found.stored.whole
-        if kind := changed_value(*sides_of_it, found.prompt.differs, found.stored.differs):
+    if len(differing.prompt.differs) <= _SHORT and len(differing.stored.differs) <= _SHORT:
+        sides_of_it = differing.prompt.whole, differing.stored.whole
+        if kind := changed_value(*sides_of_it, differing.prompt.differs, differing.stored.differs):
             return judged(PartingVerdict.VALUE, f"{kind} that changes, in {place.words}")
     answered = place.role in (Role.ASSISTANT, Role.TOOL)
     if not answered and sides.lost_tokens < (sides.prompt_tokens - sides.at) * _LEAST_SHARE:
@@ -175,7 +181,10 @@ def _is_cut_inside(vocabulary: Vocabulary, sides: Sides, at: int, skipped: tuple
 
 def _is_past(mine: Sequence[Turn], turn: Turn) -> bool:
     """Whether it is a message of the user that was answered already."""
-    later = any(one.role is Role.ASSISTANT and one.start >= turn.stop for one in mine[:-1])
+    later = any(
+        later_turn.role is Role.ASSISTANT and later_turn.start >= turn.stop
+        for later_turn in mine[:-1]
+    )
     return turn.role is Role.USER and later
 
 

@@ -22,7 +22,7 @@ class Vocabularies:
         self._known: dict[str, Vocabulary | None] = {}
 
     def of(self, model: str) -> Vocabulary | None:
-        """By the model's file name. None if it is not found."""
+        """Finds it by the model's file name. None if it is not found."""
         if model not in self._known:
             self._known[model] = self._read(model)
         return self._known[model]

@@ -45,7 +45,7 @@ public:
     int n_multiprocessors = 4, blocks_per_multiprocessor = 2;
     size_t memory_left = 1u << 30;
     std::string fail_at;            // this call ...
-    int fail_after = 0;             // ... after so many good ones answers 719 (a failed launch)
+    int fail_after = 0;             // ... this number of good ones, answers 719 (a failed launch)
     std::vector<std::string> calls; // what was queued, in words
     std::vector<std::string> violations;
     int n_events = 0, n_streams = 0, n_allocations = 0, n_contexts = 0, n_modules = 0, n_pushed = 0;

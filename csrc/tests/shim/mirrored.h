@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kAll = kCells * kRowBytes;
 
-// One layer of a model whose backend has mirrors of so many cells.
+// One layer of a model whose backend has mirrors of `cells` cells.
 struct Mirrored {
     explicit Mirrored(const char *cells, const char *prefetch = "1", int layers = 1, int64_t all_cells = kCells) {
         setenv("OLLAMA_PAGED_MIRROR", cells, 1);

@@ -17,7 +17,7 @@ struct Recorder {
     bool events = true;  // false: event_new returns nullptr
     bool pinned = true;  // false: "pinned" memory is the CPU's
     bool moves = true;   // false: nothing is copied within a device
-    int unreserved = 0;  // so many graphs cannot be reserved
+    int unreserved = 0;  // how many graphs cannot be reserved
     bool broken = false; // true: no graph can be computed
     size_t largest = SIZE_MAX; // what is larger is no allocation of device memory
     int failing = -1;    // this allocation of device memory fails, counted from 0

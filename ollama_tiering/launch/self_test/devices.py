@@ -11,8 +11,8 @@ from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 
 
 def require_same_devices(installed: InstalledOllama, tree: InstalledOllama) -> list[Path | None]:
-    """With GGML's library for each kind of device in turn, as `ollama` does it. Returns those with
-    which there is a GPU; None stands for the libraries beside llama-server.
+    """Compares them with GGML's library for each kind of device in turn, as `ollama` does it.
+    Returns those with which there is a GPU; None stands for the libraries beside llama-server.
     """
     found: list[Path | None] = []
     for backend in (None, *llama_devices.backends(installed.lib)):

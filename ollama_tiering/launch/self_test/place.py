@@ -1,4 +1,4 @@
-"""Where a self-test has its files: a folder whose name leaves room for a socket's."""
+"""The folder of a self-test's files: one whose name leaves room for a socket's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def own_folder() -> Iterator[Path]:
 
 
 def short_place() -> Path:
-    """Where a socket can lie: TMPDIR may have too long a name."""
+    """Names a folder in which a socket can lie: TMPDIR may have too long a name."""
     for place in map(Path, (tempfile.gettempdir(), "/tmp", "/dev/shm")):
         short = len(os.fsencode(place)) + _DEEPEST <= SOCKET_PATH_MAX_BYTES
         if short and os.access(place, os.W_OK | os.X_OK):

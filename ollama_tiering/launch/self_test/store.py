@@ -52,11 +52,11 @@ class TrialStore:
         self._service.stop()
 
     def wait(self, server: LlamaServer, blocks: int) -> None:
-        """Until so many of that server's are stored. NotTiered, ServiceError."""
+        """Waits until `count` of that server's are stored. NotTiered, ServiceError."""
         self._until(server, lambda stored: stored >= blocks)
 
     def settle(self, server: LlamaServer) -> None:
-        """Until nothing more of that server's comes. NotTiered, ServiceError."""
+        """Waits until nothing more of that server's comes. NotTiered, ServiceError."""
         seen: list[int] = []
 
         def quiet(stored: int) -> bool:

@@ -89,7 +89,7 @@ class Hello:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """Of another version nothing but the version is read."""
+        """Reads nothing but the version if it is another one."""
         body = Reader(data)
         if body.take(len(MAGIC)) != MAGIC:
             raise Malformed("no hello: wrong magic")

@@ -68,7 +68,7 @@ __all__ = [
 
 
 class Kind(IntEnum):
-    """Of a frame: requests below 100, answers above."""
+    """The kind of a frame: requests below 100, answers above."""
 
     HELLO = 1
     MATCH = 2

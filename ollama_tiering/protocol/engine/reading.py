@@ -39,7 +39,7 @@ def pack_fingerprints(out: Writer, fingerprints: tuple[bytes, ...]) -> None:
 
 
 def unpack_fingerprints(body: Reader) -> tuple[bytes, ...]:
-    """Of whole blocks, from the first token on: which rows each has."""
+    """Reads those of whole blocks, from the first token on: which rows each has."""
     return tuple(body.take(FINGERPRINT_BYTES) for _ in range(body.count(FINGERPRINT_BYTES)))
 
 

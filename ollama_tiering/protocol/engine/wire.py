@@ -1,8 +1,8 @@
 """Numbers, texts and lists of the engine socket as bytes, and the frames around them. Pure.
 
-Little endian throughout. A text is a u16 and so many bytes of UTF-8; a list is a u32 and so many
-entries. A reader believes no length: what a list says is compared with the bytes that are left
-before anything is made of it.
+Little endian throughout. A text is a u16 and that number of bytes of UTF-8; a list is a u32 and
+that number of entries. A reader believes no length: what a list says is compared with the bytes
+that are left before anything is made of it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Reader:
         return os.fsdecode(self.take(self.u16()))
 
     def count(self, entry_bytes: int, most: int = 0xFFFFFFFF) -> int:
-        """How many entries a list has, each of at least so many bytes."""
+        """How many entries a list has, each of at least `entry_bytes`."""
         count = self.u32()
         if count > most or count * entry_bytes > len(self._body) - self._at:
             raise Malformed(f"a list of {count} entries is too long, or longer than what is left")

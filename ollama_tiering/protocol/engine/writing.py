@@ -22,7 +22,7 @@ _RESERVED_BYTES: Final = 31  # at least: without its path
 
 
 class EngineOutcome(IntEnum):
-    """Of a plan: why no more files are reserved."""
+    """Outcome of a plan: why no more files are reserved."""
 
     ALL = 0
     MORE = 1  # ask again once these are committed

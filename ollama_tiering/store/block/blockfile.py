@@ -96,7 +96,7 @@ class BlockMeta:
 
 
 class BlockPlan:
-    """Where each part of a block will lie; its payload is not known yet."""
+    """The places of all parts of a block; its payload is not known yet."""
 
     def __init__(self, header: pb.BlockHeader) -> None:
         self._header = header
@@ -265,7 +265,7 @@ def verify_payload(meta: BlockMeta, read_at: ReadAt) -> None:
 
 
 def verify_buffer(meta: BlockMeta, data: Buffer) -> None:
-    """As `verify_payload`, for a whole file in memory, without copying it."""
+    """Works as `verify_payload`, for a whole file in memory, without copying it."""
     with memoryview(data) as whole, whole.cast("B") as view:
         for segment in meta.segments:
             end = segment.file_offset + segment.stored_bytes

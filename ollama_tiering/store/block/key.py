@@ -142,7 +142,7 @@ def window_extra(child: int, first: int, cells: Sequence[int]) -> BlockExtra:
 
 
 def window_end_extra(child: int, first: int) -> BlockExtra:
-    """As `window_extra`, for the block that ends a window, which is found without knowing the
+    """Works as `window_extra`, for the block that ends a window, which is found without knowing the
     cells.
     """
     numbers = struct.pack("<2I", child, first)

@@ -1,4 +1,4 @@
-"""Where the segments of a block lie, without what differs from block to block.
+"""Describes where the segments of a block lie, without what differs from block to block.
 
 Blocks of one model differ in their tokens, their place in the chain and their checksums only. To
 look through all segments of a header takes many times as long as to see that it has the layout of
@@ -29,7 +29,7 @@ _OF_THE_BLOCK: Final = frozenset(
 
 
 class KnownLayouts:
-    """Of blocks with nothing but tokens. Used by one thread at a time."""
+    """Layouts of blocks with nothing but tokens. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._known: set[tuple[int, int, int, bytes]] = set()
@@ -44,8 +44,8 @@ class KnownLayouts:
         )
 
     def learn(self, header: pb.BlockHeader, payload_offset: int, file_bytes: int) -> None:
-        """Of a header that `check_header` has passed. What is beside tokens has a part in the key,
-        so such a block would not pass, and is not remembered.
+        """Notes the layout of a header that `check_header` has passed. What is beside tokens has a
+        part in the key, so such a block would not pass, and is not remembered.
         """
         if not header.extras and len(self._known) < _MOST:
             self._known.add(_layout(header, payload_offset, file_bytes))

@@ -166,7 +166,7 @@ class Admission:
         return False
 
     def reservations_full(self, of_writer: int) -> str:
-        """Why a writer with so many open ones may not reserve now; empty when it may. Lock held."""
+        """Why a writer with `of_writer` open ones may not reserve; empty if it may. Lock held."""
         if of_writer >= MAX_WRITER_RESERVATIONS:
             reason = f"{of_writer} of this writer are open"
         elif len(self._state.writing) >= MAX_RESERVATIONS:

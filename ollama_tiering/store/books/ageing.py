@@ -22,8 +22,8 @@ def segments(state: StoreState, level: Level) -> list[list[BlockKey]]:
 def take_too_old(
     state: StoreState, level: Level, keys: Sequence[BlockKey], now: float, shortest: float
 ) -> tuple[list[Doomed], bool]:
-    """Of these what is too old; whether all that follows is young. `now`: Unix seconds; `shortest`:
-    the shortest time to live, in seconds.
+    """Takes of these what is too old; says whether all that follows is young. `now`: Unix seconds;
+    `shortest`: the shortest time to live, in seconds.
     """
     with state.lock:
         state.expire()

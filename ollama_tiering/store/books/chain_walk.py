@@ -140,7 +140,7 @@ class TakenEnd:
 def take_end(
     state: StoreState, graves: Graves, namespace: NamespaceId, keys: Sequence[BlockKey]
 ) -> TakenEnd:
-    """From the last of `keys` up to what another sequence needs. Takes the lock."""
+    """Removes from the last of `keys` up to what another sequence needs. Takes the lock."""
     end = TakenEnd()
     with state.lock:
         state.expire()

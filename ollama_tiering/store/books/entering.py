@@ -16,7 +16,7 @@ from ollama_tiering.store.books.tree import BlockRecord
 
 
 class OfferAnswer(enum.Enum):
-    """To a writer that has a block."""
+    """Answers a writer that has a block."""
 
     WANTED = enum.auto()  # it is the writer's to fill, until `entered` or `given_up`
     PRESENT = enum.auto()  # stored, or another writer fills it
@@ -132,7 +132,7 @@ def _rooted(state: StoreState, record: BlockRecord) -> bool:
 
 
 def _there(state: StoreState, record: BlockRecord) -> bool:
-    """Not what may be lost on a shared tier: nobody waits for its thread to look."""
+    """Leaves out what may be lost on a shared tier: nobody waits for its thread to look."""
     if record.key in state.suspects:
         return any(state.levels[index].shared is None for index in record.levels)
     return state.reachable(record) is not None

@@ -72,7 +72,7 @@ def blocking_leaf(
 
 
 class Rules:
-    """Of one pass over one level; what it let go counts as gone."""
+    """Rules of one pass over one level; what it let go counts as gone."""
 
     def __init__(
         self, state: StoreState, level: Level, *, partial: bool, waiting: bool = True

@@ -21,7 +21,7 @@ MAX_TOMBSTONES: Final = 1 << 18
 
 
 class Grave(NamedTuple):
-    """Where a removed block may still lie."""
+    """The places where a removed block may still lie."""
 
     directory: str
     namespace: NamespaceId
@@ -46,7 +46,7 @@ class Graves:
 
     @property
     def directory(self) -> str | None:
-        """Of the remote tier; None where there is none."""
+        """Directory of the remote tier; None if there is no such tier."""
         found = self.remote.tier.directory if self.remote is not None else self.absent
         return str(found) if found is not None else None
 
@@ -172,7 +172,7 @@ def waiting(state: StoreState, graves: Graves, buried: Iterable[Block]) -> tuple
 
 
 def take_changed(state: StoreState, graves: Graves) -> dict[Grave, float] | None:
-    """All of them, to be written down; None where nothing changed since."""
+    """All of them, to be written down; None if nothing changed since."""
     with state.lock:
         if not graves.changed:
             return None

@@ -118,8 +118,8 @@ def describe_piece(state: StoreState, piece: Found) -> FoundPiece:
 
 
 def surplus_ends(state: StoreState, parent: bytes, tokens: bytes) -> list[BlockRecord]:
-    """Where more histories of one text go on from a block than are kept: the ends of the one that
-    was used least recently.
+    """Finds, if more histories of one text go on from a block than are kept, the ends of the one
+    that was used least recently.
     """
     with state.lock:
         same = state.tree.same_tokens(parent, tokens, ())

@@ -14,7 +14,7 @@ from ollama_tiering.store.books.tree import BlockRecord
 
 
 def open_lease(state: StoreState, seconds: float) -> int:
-    """Of nothing yet. NoRoom when too many are open."""
+    """Opens a lease of nothing yet. NoRoom when too many are open."""
     with state.lock:
         state.expire()
         state.leases.check_room(0)
@@ -43,8 +43,8 @@ def lend(
 
 
 def used(state: StoreState, records: Sequence[BlockRecord]) -> None:
-    """Of a window block this is the hit: the look-up before was one of its chain only, and no
-    prompt matches it. So it is protected as the chain is, and worth the disk.
+    """Notes a use. For a window block this is the hit: the look-up before was one of its chain
+    only, and no prompt matches it. So it is protected as the chain is, and worth the disk.
     """
     with state.lock:
         state.touch(reversed(records))
@@ -56,7 +56,7 @@ def used(state: StoreState, records: Sequence[BlockRecord]) -> None:
 
 
 def renew_lease(state: StoreState, lease_id: int, seconds: float) -> bool:
-    """From now on. False when it is over already."""
+    """Renews it from now on. False when it is over already."""
     with state.lock:
         return state.leases.renew(lease_id, state.clock() + seconds)
 
@@ -93,8 +93,8 @@ def can_be_staged(state: StoreState, record: BlockRecord) -> bool:
 
 
 def ways_to_stage(state: StoreState, record: BlockRecord) -> tuple[list[Level], list[Level]]:
-    """Where from, the soonest first; where to, so that a client can read it as it is. Nowhere while
-    a writer fills it.
+    """Says where from, the soonest first; where to, so that a client can read it as it is. Nowhere
+    while a writer fills it.
     """
     with state.lock:
         if record.key in state.writing:
@@ -121,7 +121,7 @@ def staged(state: StoreState, record: BlockRecord, target: Level) -> None:
 
 
 def begin_staging(state: StoreState, key: BlockKey) -> threading.Event | None:
-    """None: it is the caller's to stage, and held until `end_staging`. Else another one does; the
+    """`None`: it is the caller's to stage, and held until `end_staging`. Else another one does; the
     event tells when it is done.
     """
     with state.lock:

@@ -97,7 +97,7 @@ def count_refused(state: StoreState, asked_tokens: int) -> None:
 
 
 def _reached(state: StoreState, piece: Found) -> Found:
-    """Without what can be had from nowhere now, and what comes after it."""
+    """Cuts off what can be had from nowhere now, and what comes after it."""
     if resting := state.resting():
         reached = [not record.levels.issubset(resting) for record, _ in piece]
         if False in reached:

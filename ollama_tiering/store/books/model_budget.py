@@ -28,7 +28,7 @@ def limit_bytes(state: StoreState, level: Level, namespace: NamespaceId) -> int:
 
 
 def used_bytes(state: StoreState, level: Level, namespace: NamespaceId) -> int:
-    """Of all namespaces of its model. Lock held."""
+    """Sums all namespaces of its model. Lock held."""
     return sum(level.held_bytes.get(name, 0) for name in state.terms.together(namespace))
 
 

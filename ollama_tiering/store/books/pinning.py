@@ -108,9 +108,9 @@ def lift_pin(state: StoreState, key: BlockKey, instead: Pin | None = None) -> Pi
 
 
 def _settle(state: StoreState, home: Level, limit: int) -> None:
-    """Of the window blocks on kept blocks keeps those it kept already and then the oldest, as many
-    as there is room for. What other conversations hang on a pinned beginning must not push out what
-    was there when it was pinned, nor put a pin out of force.
+    """Keeps, of the window blocks on kept blocks, those it kept already and then the oldest, as
+    many as there is room for. What other conversations hang on a pinned beginning must not push out
+    what was there when it was pinned, nor put a pin out of force.
     """
     pins, tree = state.pins, state.tree
     left_bytes = limit - sum(_block_bytes(state, home, key) for key in pins.kept_chains())

@@ -8,7 +8,7 @@ from ollama_tiering.store.books.tree import BlockRecord
 
 
 def records(state: StoreState, *, expire: bool = False) -> list[BlockRecord]:
-    """Of all blocks. `expire`: leases that are over are ended first."""
+    """Lists those of all blocks. `expire`: leases that are over are ended first."""
     with state.lock:
         if expire:
             state.expire()

@@ -11,7 +11,7 @@ from ollama_tiering.store.books.state import Doomed, Level, StoreState
 
 
 def reserve(state: StoreState, level: Level, need_bytes: int) -> Reservation[BlockKey] | None:
-    """Of what is free; nothing is evicted."""
+    """Reserves of what is free; nothing is evicted."""
     with state.lock:
         return level.lru.reserve(need_bytes)
 

@@ -55,7 +55,9 @@ class SharedBooks:
     to_describe: dict[NamespaceId, Fields] = field(default_factory=dict)
 
     def describe(self, namespace: NamespaceId, fields: Fields) -> None:
-        """To be written once the tier can be. Only for people: the oldest are dropped first."""
+        """Notes what is written once the tier can be. Only people read it: the oldest are dropped
+        first.
+        """
         self.to_describe[namespace] = tuple(fields)
         if len(self.to_describe) > MAX_TO_DESCRIBE:
             del self.to_describe[next(iter(self.to_describe))]

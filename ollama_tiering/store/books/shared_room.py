@@ -81,7 +81,7 @@ def grant(state: StoreState, level: Level, allowance_bytes: int) -> None:
 
 
 def touch_each(state: StoreState, level: Level, keys: Sequence[BlockKey]) -> None:
-    """In the order of their uses by any sidecar."""
+    """Touches them in the order of their uses by any sidecar."""
     with state.lock:
         for key in keys:
             level.lru.touch([key])

@@ -161,7 +161,7 @@ class StoreState:
         _count_down(self.leaving_children, doomed.parent)
 
     def count_overhead(self, level: Level) -> None:
-        """To be called whenever files that are no blocks came or went."""
+        """Call it whenever files that are no blocks came or went."""
         level.lru.overhead_bytes = (
             level.kept_bytes + level.headroom_bytes + level.tier.overhead_bytes()
         )
@@ -210,7 +210,7 @@ class StoreState:
     def touch(self, leaf_to_root: Iterable[BlockRecord], *, hit: bool = False) -> None:
         """Marks as used, the leaf first: so it is also the first of them to be evicted.
 
-        A hit is a prompt that matched; that a block was written or read again is none.
+        A hit is a prompt that matched; a block that is written or read again is no hit.
         """
         now = self.wall_clock()
         keys = []

@@ -78,7 +78,7 @@ def next_shared(state: StoreState) -> Suspect | None:
 
 
 def on_own_tiers(state: StoreState, key: BlockKey) -> Suspect | None:
-    """What a writer offers and the books have there; None where they do not."""
+    """What a writer offers and the books have there; None if they do not."""
     with state.lock:
         record = state.tree.get(key)
         if record is None or all(state.levels[index].shared for index in record.levels):
@@ -94,8 +94,8 @@ def look_later(state: StoreState, key: BlockKey) -> None:
 
 
 def looked_at(state: StoreState, record: BlockRecord, *, payload: bool, lost: bool) -> None:
-    """On this host's own tiers: names and sizes, and with `payload` all bytes. `lost`: a copy is
-    not there any more, so that one in RAM is worth the disk again.
+    """Looks at this host's own tiers: names and sizes, and with `payload` all bytes. `lost`: a copy
+    is not there any more, so that one in RAM is worth the disk again.
     """
     with state.lock:
         suspects, key = state.suspects, record.key

@@ -46,7 +46,7 @@ class TermsTable:
         self.redo(decide)
 
     def redo(self, decide: Decide) -> None:
-        """To be called when other terms may hold."""
+        """Call it when other terms may hold."""
         with self._changing:
             self._decide = decide
             self.unknown = decide("")

@@ -145,10 +145,10 @@ class BlockTree:
         return self._counts.most_common(most)
 
     def children(self, key: bytes) -> Sequence[BlockRecord]:
-        found = self._children.get(key)
-        if found is None:
+        below = self._children.get(key)
+        if below is None:
             return ()
-        return found if isinstance(found, list) else (found,)
+        return below if isinstance(below, list) else (below,)
 
     def child_count(self, key: bytes) -> int:
         """Blocks that a chain goes on with; window blocks are none."""
@@ -180,14 +180,16 @@ class BlockTree:
     def shared_rows(self, record: BlockRecord) -> int | None:
         """Leading rows that it shares with the sibling nearest to it; None: it has no sibling."""
         siblings = self.children(record.parent)
-        place = bisect_left(siblings, _entry(record), key=_entry)
-        around = siblings[max(0, place - 1) : place + 2]
+        at = bisect_left(siblings, _entry(record), key=_entry)
+        around = siblings[max(0, at - 1) : at + 2]
         near = [other for other in around if other is not record and not other.window]
         prefix = _prefix(record)
         return max((common_rows(_prefix(other), prefix) for other in near), default=None)
 
     def ancestors(self, key: bytes) -> Iterator[BlockRecord]:
-        """From the block `key` up to the first one of its sequence, as far as they are stored."""
+        """Yields the block `key` and those before it, up to the first one of its sequence, as far
+        as they are stored.
+        """
         record = self._records.get(BlockKey(key))
         while record is not None:
             yield record
@@ -216,7 +218,7 @@ class BlockTree:
         """Those of `keys` that follow `parent` one after the other and hold `tokens` from byte
         `at` on, `step` bytes each; up to the first that does not.
         """
-        found: list[BlockRecord] = []
+        chain: list[BlockRecord] = []
         records = self._records
         for key in keys:
             record = records.get(key)
@@ -227,10 +229,10 @@ class BlockTree:
                 or record.namespace != namespace
             ):
                 break
-            found.append(record)
+            chain.append(record)
             parent = key
             at += step
-        return found
+        return chain
 
     def same_tokens(
         self, parent: bytes, tokens: bytes, extras: Sequence[BlockExtra]
@@ -240,7 +242,7 @@ class BlockTree:
         """
         siblings = self.children(parent)
         plain = tokens[: extras[0].row * TOKEN_BYTES] if extras else tokens
-        found: list[BlockRecord] = []
+        same: list[BlockRecord] = []
         for record in siblings[bisect_left(siblings, (plain, False, b""), key=_entry) :]:
             if _prefix(record) != plain:
                 break
@@ -249,16 +251,16 @@ class BlockTree:
             named = extras or record.plain_rows < record.rows
             if named and record.key != block_key(parent, tokens, extras, record.fingerprint):
                 continue  # something else stands beside the tokens
-            found.append(record)
-        return found
+            same.append(record)
+        return same
 
     def sharing(self, parent: bytes, prefix: bytes, most: int) -> list[BlockRecord]:
         """The children whose tokens begin with these; any `most` of them where there are more."""
         siblings = self.children(parent)
         first = bisect_left(siblings, (prefix, False, b""), key=_entry)
         first = max(first, _window_count(siblings))
-        found = siblings[first : first + most]
-        return [one for one in found if _prefix(one).startswith(prefix)]
+        candidates = siblings[first : first + most]
+        return [record for record in candidates if _prefix(record).startswith(prefix)]
 
     def covered_by(self, record: BlockRecord) -> BlockRecord | None:
         """A longer sibling whose tokens start with all of this block's; None when there is none."""
@@ -300,10 +302,10 @@ class BlockTree:
         siblings = self.children(parent)
         if not siblings or not tokens:
             return []
-        place = bisect_left(siblings, (tokens, False, b""), key=_entry)
+        insertion = bisect_left(siblings, (tokens, False, b""), key=_entry)
         best: list[tuple[BlockRecord, int]] = []
-        at = place
-        for number in range(max(0, place - 1), min(place + 1, len(siblings))):
+        at = insertion
+        for number in range(max(0, insertion - 1), min(insertion + 1, len(siblings))):
             rows = common_rows(_prefix(siblings[number]), tokens)
             if rows > (best[0][1] if best else 0):
                 best, at = [(siblings[number], rows)], number
@@ -312,7 +314,7 @@ class BlockTree:
         return best
 
     def _with_windows(self, siblings: Sequence[BlockRecord], at: int, rows: int) -> BlockRecord:
-        """The one with the most windows that end within so many rows; siblings[at] if none has."""
+        """The one with the most windows that end within `rows` rows; siblings[at] if none has."""
         shared = _prefix(siblings[at])[: rows * TOKEN_BYTES]
         most = 0
         best = siblings[at]

@@ -54,7 +54,7 @@ class WriteQueue:
         self._not_before.pop(key, None)
 
     def defer(self, key: BlockKey) -> None:
-        """To the end: it could not be written now."""
+        """Moves it to the end: it could not be written now."""
         if key in self._waiting:
             self._waiting.move_to_end(key)
             self._not_before.pop(key, None)

@@ -92,8 +92,8 @@ class Leaser:
     def begin_in_pieces(
         self, namespace: NamespaceId, keys: Sequence[BlockKey]
     ) -> tuple[int, Iterator[Leasing]]:
-        """As `begin`: the lease's id, and its blocks, LOCATED at a time, for a caller that names
-        the first ones while the next are located.
+        """Works as `begin`: the lease's id, and its blocks, LOCATED at a time, for a caller that
+        names the first ones while the next are located.
         """
         state = self._state
         lease_id = lending.open_lease(state, self._lease_seconds)

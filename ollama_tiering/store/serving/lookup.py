@@ -17,7 +17,7 @@ from ollama_tiering.store.books import histories, matching
 from ollama_tiering.store.books.report import MatchedBlock
 from ollama_tiering.store.books.state import StoreState
 
-PIECE_BLOCKS: Final = 512  # a look-up of so many takes a fraction of a millisecond
+PIECE_BLOCKS: Final = 512  # looking them up takes a fraction of a millisecond
 
 
 def match(
@@ -44,11 +44,11 @@ def find_history(
     fingerprints: Sequence[bytes] = (),
     least_tokens: int = 0,
 ) -> tuple[list[MatchedBlock], Callable[[], None]]:
-    """As `match`, where the tokens do not decide the bits of rows: the longest history that begins
-    with the rows of `fingerprints`, whole blocks from the first on; if it has not `least_tokens`,
-    the longest of all. Rows of `extras` count from the prompt's start. What was found counts as
-    used, and as a look-up, when the second value is called: the caller may have to ask again before
-    it answers its client.
+    """Works as `match`, where the tokens do not decide the bits of rows: the longest history that
+    begins with the rows of `fingerprints`, whole blocks from the first on; if it has not
+    `least_tokens`, the longest of all. Rows of `extras` count from the prompt's start. What was
+    found counts as used, and as a look-up, when the second value is called: the caller may have to
+    ask again before it answers its client.
     """
     found: matching.Found = []
     blocks: list[MatchedBlock] = []

@@ -207,7 +207,7 @@ class WriteSession(Closing):
         return pending
 
     def _begin_offers(self) -> None:
-        """To be called before blocks are begun: for so long one may wait for what is true of it."""
+        """Call it before blocks are begun: for so long one may wait for what is true of it."""
         chain_check.expand_all(self._state)
         self._until = time.monotonic() + chain_check.OFFER_SECONDS
 
@@ -216,7 +216,7 @@ class WriteSession(Closing):
         return chain_check.is_there(self._state, key, self._until)
 
     def _find_room(self, offer: BlockOffer) -> _Pending | Outcome:
-        """In the first tier that has room and whose files a client may fill."""
+        """Finds it in the first tier that has room and whose files a client may fill."""
         state = self._state
         outcome = Outcome.NO_ROOM
         for level in state.levels:

@@ -47,7 +47,7 @@ class Stager:
         return lending.can_be_staged(self._state, record)
 
     def stage(self, record: BlockRecord) -> Future[LeasedBlock | None]:
-        """The copy to be, or None where none could be made. The caller holds the block."""
+        """The copy to be, or None if it could not be made. The caller holds the block."""
         return self._pool.submit(self._stage, record)
 
     def close(self) -> None:

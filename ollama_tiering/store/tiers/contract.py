@@ -229,15 +229,15 @@ class Tier(Protocol):
         ...
 
     def peek(self, namespace: NamespaceId, key: BlockKey) -> AbstractContextManager[OpenBlock]:
-        """As `open`, but without checking a MAC: to see what a file says it is."""
+        """Works as `open`, but without checking a MAC: to see what a file says it is."""
         ...
 
     def exists(self, namespace: NamespaceId, key: BlockKey, file_bytes: int | None = None) -> bool:
-        """Whether there is a file of the block, and of so many bytes, if that is asked."""
+        """Whether there is a file of the block, of `file_bytes` bytes if these are given."""
         ...
 
     def path(self, namespace: NamespaceId, key: BlockKey) -> str | None:
-        """Where a client on this host may read it; None if there is no such place."""
+        """Says where a client on this host may read it; None if there is no such place."""
         ...
 
     def remove(self, namespace: NamespaceId, key: BlockKey) -> None:

@@ -78,7 +78,7 @@ class DailyWrites:
         return bool(self.limit_bytes) and self.written_bytes >= self.limit_bytes
 
     def charge(self, written_bytes: int) -> bool:
-        """To be called before writing. False: nothing more may be written today."""
+        """Call it before writing. False: nothing more may be written today."""
         with self._lock:
             self._change_day()
             if self.limit_bytes and self._written_bytes + written_bytes > self.limit_bytes:

@@ -45,16 +45,18 @@ def placed(config: SidecarConfig) -> SidecarConfig:
     """
     if config.ram_dir is not None or not config.ram_budget_bytes:
         return config
-    place = _choose(config.ram_budget_bytes)
-    if place is None and not config.local_budget_bytes:
-        place = state_dir() / "ram"
-    return replace(config, ram_dir=place)
+    directory = _choose(config.ram_budget_bytes)
+    if directory is None and not config.local_budget_bytes:
+        directory = state_dir() / "ram"
+    return replace(config, ram_dir=directory)
 
 
 def recorded() -> Path | None:
     """The place of the last start, if it exists and is ours. Changes nothing."""
-    place = read_record(_record_file())
-    return place if place is not None and _expected(place) and is_ours(place) else None
+    directory = read_record(_record_file())
+    return (
+        directory if directory is not None and _expected(directory) and is_ours(directory) else None
+    )
 
 
 def kept(now: SidecarConfig, wanted: SidecarConfig) -> SidecarConfig:
@@ -81,18 +83,18 @@ def _choose(budget_bytes: int) -> Path | None:
     if known is not None and not _expected(known):
         log.warning("record of the RAM tier not used: path=%s names=%s", record, known)
         known = None
-    place = known
-    if place is not None and not is_ours(place):
-        if os.path.lexists(place):
-            log.warning("RAM tier moves: path=%s is not ours alone", place)
-        place = None
-    if place is None:
-        place = _below_runtime(budget_bytes) or _in_shared_memory()
-        if place is not None:
-            write_record(record, place)
-    for left in _left_behind(place):
+    directory = known
+    if directory is not None and not is_ours(directory):
+        if os.path.lexists(directory):
+            log.warning("RAM tier moves: path=%s is not ours alone", directory)
+        directory = None
+    if directory is None:
+        directory = _below_runtime(budget_bytes) or _in_shared_memory()
+        if directory is not None:
+            write_record(record, directory)
+    for left in _left_behind(directory):
         _remove(left)
-    return place
+    return directory
 
 
 def _below_runtime(budget_bytes: int) -> Path | None:
@@ -104,27 +106,27 @@ def _below_runtime(budget_bytes: int) -> Path | None:
         needed = _RUNTIME_SHARE * max(budget_bytes, _LEAST_BYTES)
         if not in_memory(runtime) or info.f_blocks * info.f_frsize < needed:
             return None
-        place = runtime / APP_NAME / "ram"
-        secure_directory(place)
+        directory = runtime / APP_NAME / "ram"
+        secure_directory(directory)
     except (OSError, TieringError) as error:
         log.warning("no RAM tier below %s: %s", runtime, error)
         return None
-    return place if is_ours(place) else None
+    return directory if is_ours(directory) else None
 
 
 def _in_shared_memory() -> Path | None:
     if not SHARED_MEMORY.is_dir() or not in_memory(SHARED_MEMORY):
         return None
     for _ in range(_ATTEMPTS):
-        place = SHARED_MEMORY / f"{_prefix()}{secrets.token_hex(16)}"
+        directory = SHARED_MEMORY / f"{_prefix()}{secrets.token_hex(16)}"
         try:
-            place.mkdir(mode=0o700)
+            directory.mkdir(mode=0o700)
         except FileExistsError:
             continue
         except OSError as error:
             log.warning("no RAM tier in %s: %s", SHARED_MEMORY, error.strerror)
             return None
-        return place
+        return directory
     return None
 
 
@@ -133,21 +135,21 @@ def _prefix() -> str:
     return f"{APP_NAME}-{hashlib.sha256(os.fsencode(state_dir())).hexdigest()[:8]}-"
 
 
-def _expected(place: Path) -> bool:
+def _expected(directory: Path) -> bool:
     """Whether it is a place that this module would choose: a record must not lead anywhere else."""
     runtime = runtime_dir()
-    if runtime is not None and place == runtime / APP_NAME / "ram":
+    if runtime is not None and directory == runtime / APP_NAME / "ram":
         return True
     name = re.escape(_prefix()) + "[0-9a-f]{32}"
-    return place.parent == SHARED_MEMORY and re.fullmatch(name, place.name) is not None
+    return directory.parent == SHARED_MEMORY and re.fullmatch(name, directory.name) is not None
 
 
-def _left_behind(place: Path | None) -> Iterator[Path]:
+def _left_behind(chosen: Path | None) -> Iterator[Path]:
     """Directories of the version that had one name for each user, and of starts whose record was
     lost.
     """
-    found = [SHARED_MEMORY / f"{APP_NAME}-{os.getuid()}", *SHARED_MEMORY.glob(f"{_prefix()}*")]
-    yield from (path for path in found if path != place and is_ours(path))
+    candidates = [SHARED_MEMORY / f"{APP_NAME}-{os.getuid()}", *SHARED_MEMORY.glob(f"{_prefix()}*")]
+    yield from (path for path in candidates if path != chosen and is_ours(path))
 
 
 def _remove(directory: Path) -> None:

@@ -23,7 +23,7 @@ _MOST_BYTES: Final = 4096
 
 
 def read_record(file: Path) -> Path | None:
-    """None if there is no record, or none that counts."""
+    """Returns None if there is no record, or none that counts."""
     try:
         fd = os.open(file, _READ)
     except OSError as error:

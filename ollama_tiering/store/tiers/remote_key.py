@@ -51,7 +51,7 @@ def remote_authenticity(path: Path | None, *, mac: bool, make: bool) -> Authenti
 
 
 def read_key(path: Path) -> bytes | None:
-    """None if there is no file. ConfigError if it cannot be used."""
+    """Returns None if there is no file. ConfigError if it cannot be used."""
     try:
         fd = os.open(path, os.O_RDONLY | _FLAGS)
     except FileNotFoundError:

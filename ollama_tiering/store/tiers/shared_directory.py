@@ -255,7 +255,7 @@ class SharedFsTier(FsTier):
         return Neighbour(owner, generation, max(0, claim_bytes))
 
     def _require_mount(self) -> None:
-        """If the file system was unmounted, the same path is a directory of the disk below."""
+        """Raises if it is not mounted: the same path is a directory of the disk below."""
         kind = filesystem_type(self.directory)
         if kind != self._filesystem:
             reason = f"{self.directory} is on {kind or 'nothing'} now, not on {self._filesystem}"

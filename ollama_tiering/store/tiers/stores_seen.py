@@ -1,4 +1,5 @@
-"""Where stores were: a directory that a person named and that had one is not made anew in silence.
+"""Notes where stores were: a directory that a person named and that had one is not made anew in
+silence.
 
 If its file system is not mounted, a directory of the same name would be filled on the disk below.
 The state directory remembers each place of a store, and where its file system was mounted.
@@ -59,7 +60,7 @@ def require_place(directory: Path, *, volatile: bool = False) -> None:
 
 
 def remember(directory: Path) -> None:
-    """To be called once there is a store. Best effort: without it the next start asks less."""
+    """Call it once there is a store. Best effort: without it the next start asks less."""
     known = _read()
     try:
         mounted = str(mount_point(directory))

@@ -39,7 +39,7 @@ class FrozenTier(FsTier):
     changes = False
 
     def thaw(self) -> None:
-        """From now on it behaves like any other tier."""
+        """Makes it behave like any other tier from now on."""
         self.frozen = False
 
     def scan(self) -> Iterator[StoredBlock]:
@@ -109,7 +109,7 @@ class FrozenRemote(FrozenTier):
 
 
 class FrozenIndex(BlockIndex):
-    """As always, the loader ignores what does not fit the files."""
+    """An index that is only read: the loader ignores what does not fit the files."""
 
     def save(self, rows: Iterable[IndexRow], removed: Sequence[BlockKey]) -> bool:
         return True

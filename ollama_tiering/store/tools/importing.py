@@ -45,7 +45,7 @@ class Present:
     windows: frozenset[BlockKey] = frozenset()
 
     def missing(self, manifest: ArchiveManifest) -> list[ArchivedBlock]:
-        """In the order in which they can be stored."""
+        """Lists them in the order in which they can be stored."""
         windows = [block for block in manifest.windows if block.key not in self.windows]
         return [*manifest.blocks[self.blocks :], *windows]
 

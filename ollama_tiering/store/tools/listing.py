@@ -30,7 +30,7 @@ _CANDIDATES: Final = 8
 
 
 def build_of(engine: str) -> str:
-    """The build in a namespace's `engine`, "ollama-go/0.16.3+<build>"; "" where there is none."""
+    """The build in a namespace's `engine`, "ollama-go/0.16.3+<build>"; "" if it names no build."""
     return engine.partition("+")[2]
 
 
@@ -124,7 +124,9 @@ class Lister:
                 yield line
 
     def blocks(self, selection: Selection) -> Iterator[BlockLine]:
-        """With ids: the blocks of those chains, first to last, each before its window blocks."""
+        """Yields the selected blocks; with ids those of their chains, first to last, each before
+        its window blocks.
+        """
         records: Iterable[BlockRecord] = self.records
         if selection.ids:
             chains = (self.path(record) for record in self.ends(selection))

@@ -36,8 +36,8 @@ class PartingKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """`at_token` is the first token that is not the stored one. `lost_tokens`: so many were stored,
-    and could not be used because of this.
+    """`at_token` is the first token that is not the stored one. `lost_tokens`: how many were
+    stored, and could not be used because of this.
     """
 
     kind: PartingKind
@@ -63,7 +63,7 @@ class PartingFinder:
         self._state.watch.listening = True
 
     def next(self) -> tuple[ShortLookUp, Parting | None] | None:
-        """Of the oldest note. None if there is no note."""
+        """Returns the oldest note's; None if there is no note."""
         asked = self._state.watch.take()
         return None if asked is None else (asked, self._parting(asked))
 

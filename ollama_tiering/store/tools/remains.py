@@ -31,20 +31,20 @@ def remove_remains(state: StoreState, keys: Collection[BlockKey] | None, *, alon
     of all blocks. `alone`: nobody else writes into the directories now. What cannot be removed is
     logged.
     """
-    found = list(_remains(state))
-    wanted = None if keys is None else _with_relatives(keys, found)
-    for level, directory, one in found:
-        if wanted is not None and one.key not in wanted:
+    remains = list(_remains(state))
+    wanted = None if keys is None else _with_relatives(keys, remains)
+    for level, directory, file in remains:
+        if wanted is not None and file.key not in wanted:
             continue
         try:
-            if one.what is What.TEMPORARY:
-                if is_leftover(state, level, one, alone=alone):
-                    remove_file(directory, one)
-            elif one.namespace is not None and one.key is not None:
-                level.tier.remove_quarantined(one.namespace, one.key)
-                remove_file(directory, one)  # one that the tier did not know of
+            if file.what is What.TEMPORARY:
+                if is_leftover(state, level, file, alone=alone):
+                    remove_file(directory, file)
+            elif file.namespace is not None and file.key is not None:
+                level.tier.remove_quarantined(file.namespace, file.key)
+                remove_file(directory, file)  # one that the tier did not know of
         except OSError as error:
-            log.warning("remains of a removed block stay: path=%s error=%s", one.path, error)
+            log.warning("remains of a removed block stay: path=%s error=%s", file.path, error)
         copies.recount(state, level)
 
 
@@ -54,19 +54,19 @@ def _remains(state: StoreState) -> Iterator[_Remains]:
         directory = level.tier.directory
         if directory is None or level.shared is not None:
             continue
-        for found in walk(directory):
-            if found.what in (What.QUARANTINED, What.TEMPORARY):
-                yield level, directory, found
+        for file in walk(directory):
+            if file.what in (What.QUARANTINED, What.TEMPORARY):
+                yield level, directory, file
 
 
-def _with_relatives(keys: Collection[BlockKey], found: list[_Remains]) -> set[BlockKey]:
+def _with_relatives(keys: Collection[BlockKey], remains: list[_Remains]) -> set[BlockKey]:
     """The keys, and those of quarantined blocks that are connected with them."""
     wanted = set(keys)
     parents = {
-        one.key: parent
-        for _, directory, one in found
-        if one.key is not None and one.what is What.QUARANTINED
-        if (parent := _parent(directory, one)) is not None
+        file.key: parent
+        for _, directory, file in remains
+        if file.key is not None and file.what is What.QUARANTINED
+        if (parent := _parent(directory, file)) is not None
     }
     while True:
         more = {key for key, parent in parents.items() if parent in wanted}
@@ -76,11 +76,11 @@ def _with_relatives(keys: Collection[BlockKey], found: list[_Remains]) -> set[Bl
         wanted |= more
 
 
-def _parent(directory: Path, found: FoundFile) -> BlockKey | None:
+def _parent(directory: Path, file: FoundFile) -> BlockKey | None:
     try:
         with (
-            open_below(directory, found.parts) as below,
-            regular_file(found.name, READ, below) as (fd, info),
+            open_below(directory, file.parts) as below,
+            regular_file(file.name, READ, below) as (fd, info),
         ):
             return BlockKey(read_meta(fd_reader(fd), info.st_size).parent)
     except (OSError, CorruptBlock, UnsupportedFormat):

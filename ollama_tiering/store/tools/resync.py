@@ -1,4 +1,4 @@
-"""Where two sequences of tokens that part are the same again. Pure."""
+"""Finds where two sequences of tokens that part are the same again. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ollama_tiering.store.books.tree import common_rows
 
 RUN_TOKENS: Final = 16  # fewer in a row are the same by chance, or by the chat template
 _EACH: Final = 256  # offsets that are all tried; those behind only
-_STRIDE: Final = 8  # ... one in so many
+_STRIDE: Final = 8  # ... one in this number
 _FAR_TOKENS: Final = 8192  # behind a place where the two differ
 MOST_RUNS: Final = 16
 

@@ -40,12 +40,12 @@ def verify(state: StoreState, *, repair: bool, alone: bool) -> Iterator[VerifySt
     blocks = done_bytes = since_blocks = since_bytes = 0
     findings: list[Finding] = []
     for level in state.levels:
-        for found, what, detail, size in _examine(level):
+        for file, what, detail, size in _examine(level):
             if what is What.BLOCK.value or size:
                 blocks, done_bytes = blocks + 1, done_bytes + size
                 since_blocks, since_bytes = since_blocks + 1, since_bytes + size
             if what != What.BLOCK.value:
-                finding = _judge(state, level, found, what, detail, repair=repair, alone=alone)
+                finding = _judge(state, level, file, what, detail, repair=repair, alone=alone)
                 findings += [finding] if finding is not None else []
             if since_bytes >= _STEP_BYTES or since_blocks >= _STEP_BLOCKS or findings:
                 yield VerifyStep(blocks, total_blocks, done_bytes, tuple(findings))
@@ -64,13 +64,13 @@ def check_block(tier: Tier, namespace: NamespaceId, key: BlockKey) -> int:
     return block.file_bytes
 
 
-def is_leftover(state: StoreState, level: Level, found: FoundFile, *, alone: bool) -> bool:
+def is_leftover(state: StoreState, level: Level, file: FoundFile, *, alone: bool) -> bool:
     """Whether nobody is writing this temporary file any more."""
-    if found.key is not None and reading.is_being_written(state, found.key):
+    if file.key is not None and reading.is_being_written(state, file.key):
         return False
     if alone and not level.tier.is_shared:
         return True
-    return found.changed < state.wall_clock() - _LEFTOVER_SECONDS
+    return file.changed < state.wall_clock() - _LEFTOVER_SECONDS
 
 
 def _examine(level: Level) -> Iterator[tuple[FoundFile, str, str, int]]:
@@ -78,17 +78,17 @@ def _examine(level: Level) -> Iterator[tuple[FoundFile, str, str, int]]:
     directory = level.tier.directory
     if directory is None:
         return
-    for found in walk(directory):
-        if found.what is not What.BLOCK or found.namespace is None or found.key is None:
-            yield found, found.what.value, "", 0
+    for file in walk(directory):
+        if file.what is not What.BLOCK or file.namespace is None or file.key is None:
+            yield file, file.what.value, "", 0
             continue
-        looked = _look(level, found, found.namespace, found.key)
+        looked = _look(level, file, file.namespace, file.key)
         if looked is not None:
-            yield found, *looked
+            yield file, *looked
 
 
 def _look(
-    level: Level, found: FoundFile, namespace: NamespaceId, key: BlockKey
+    level: Level, file: FoundFile, namespace: NamespaceId, key: BlockKey
 ) -> tuple[str, str, int] | None:
     """(what a block's file is, detail, bytes read); None when it is gone."""
     try:
@@ -96,18 +96,18 @@ def _look(
     except FileNotFoundError:
         return None
     except UnsupportedFormat as error:
-        return UNKNOWN_FORMAT, str(error), found.stored_bytes
+        return UNKNOWN_FORMAT, str(error), file.stored_bytes
     except CorruptBlock as error:
-        return DAMAGED, str(error), found.stored_bytes
+        return DAMAGED, str(error), file.stored_bytes
     except OSError as error:
-        return UNREADABLE, error.strerror or str(error), found.stored_bytes
-    return found.what.value, "", size
+        return UNREADABLE, error.strerror or str(error), file.stored_bytes
+    return file.what.value, "", size
 
 
 def _judge(
     state: StoreState,
     level: Level,
-    found: FoundFile,
+    file: FoundFile,
     what: str,
     detail: str,
     *,
@@ -116,40 +116,40 @@ def _judge(
 ) -> Finding | None:
     repaired = False
     if what == What.TEMPORARY.value:
-        if not is_leftover(state, level, found, alone=alone):
+        if not is_leftover(state, level, file, alone=alone):
             return None
         if repair:
-            repaired, detail = _remove(level, found)
+            repaired, detail = _remove(level, file)
     elif what == DAMAGED and repair:
-        repaired, detail = _quarantine(state, level, found, detail)
+        repaired, detail = _quarantine(state, level, file, detail)
         if not detail:
             return None
-    return Finding(level.tier.kind, what, found.path, detail, repaired)
+    return Finding(level.tier.kind, what, file.path, detail, repaired)
 
 
-def _remove(level: Level, found: FoundFile) -> tuple[bool, str]:
+def _remove(level: Level, file: FoundFile) -> tuple[bool, str]:
     directory = level.tier.directory
     assert directory is not None
     try:
-        remove_file(directory, found)
+        remove_file(directory, file)
     except OSError as error:
         return False, error.strerror or str(error)
     return True, ""
 
 
-def _quarantine(state: StoreState, level: Level, found: FoundFile, detail: str) -> tuple[bool, str]:
+def _quarantine(state: StoreState, level: Level, file: FoundFile, detail: str) -> tuple[bool, str]:
     """Looks again while the block is held, because it may have been stored anew. No detail means
     that it is good.
     """
-    assert found.namespace is not None
-    assert found.key is not None
-    with copies.held(state, found.key):
-        looked = _look(level, found, found.namespace, found.key)
+    assert file.namespace is not None
+    assert file.key is not None
+    with copies.held(state, file.key):
+        looked = _look(level, file, file.namespace, file.key)
         what, again, _ = looked or ("", "", 0)
         if what != DAMAGED:
             return False, again
-        log.warning("block damaged: key=%s reason=%s", found.key.hex(), again)
+        log.warning("block damaged: key=%s reason=%s", file.key.hex(), again)
         try:
-            return unusable.quarantine(state, level, found.namespace, found.key), again
+            return unusable.quarantine(state, level, file.namespace, file.key), again
         except OSError as weather:
             return False, f"{detail}; not quarantined: {weather.strerror or weather}"

@@ -156,14 +156,14 @@ class Copier:
             counts,
         )
 
-    def seal(self, one: Filled) -> bool:
+    def seal(self, filled: Filled) -> bool:
         """Makes the file's content durable; several at once take hardly longer than one. Left to
         `publish` where it is not done before.
         """
         try:
-            one.target.tier.seal(one.temp)
+            filled.target.tier.seal(filled.temp)
         except OSError as error:
-            weather.failed(self._state, one.target, error, "copy")
+            weather.failed(self._state, filled.target, error, "copy")
             return False
         return True
 
@@ -182,29 +182,29 @@ class Copier:
             if at is not None:
                 weather.failed(state, at.target, error, "copy")
         share = (time.perf_counter() - start) / max(1, len(batch))
-        for one, stored_bytes in named:
-            one.spent.writing += share
-            self._enter(one, stored_bytes)
+        for filled, stored_bytes in named:
+            filled.spent.writing += share
+            self._enter(filled, stored_bytes)
         self.discard(batch[len(named) :])
         return len(named)
 
     def discard(self, batch: Sequence[Filled]) -> None:
-        for one in batch:
-            self._abandon(one.target, one.temp, one.reservation)
+        for filled in batch:
+            self._abandon(filled.target, filled.temp, filled.reservation)
 
-    def _enter(self, one: Filled, stored_bytes: int) -> None:
-        state, record, target = self._state, one.record, one.target
+    def _enter(self, filled: Filled, stored_bytes: int) -> None:
+        state, record, target = self._state, filled.record, filled.target
         file = copies.CopiedFile(
-            one.file_bytes,
+            filled.file_bytes,
             stored_bytes,
-            one.encoded,
-            one.spent.writing,
-            one.meta.file_bytes,
-            one.spent.reading,
+            filled.encoded,
+            filled.spent.writing,
+            filled.meta.file_bytes,
+            filled.spent.reading,
         )
-        copies.copied(state, record, one.source, target, one.reservation, file)
-        if target.index < one.source.index:
-            self._settle(one.source, record)
+        copies.copied(state, record, filled.source, target, filled.reservation, file)
+        if target.index < filled.source.index:
+            self._settle(filled.source, record)
         elif target.shared is not None:
             self._settle(target, record)
 

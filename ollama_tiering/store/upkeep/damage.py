@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def check(state: StoreState, namespace: NamespaceId, key: BlockKey) -> bool:
-    """True when a copy of the block was damaged and is quarantined, or parted and is dropped."""
+    """Returns True if a copy was damaged and is quarantined, or parted and is dropped."""
     # Its names first: they are in the header, and looking for damage reads all of every copy.
     with _held(state, namespace, key) as (record, levels):
         if record is None:

@@ -26,7 +26,7 @@ _LOOKS_PER_HOLD: Final = 2000  # of the lock: look-ups must not wait for longer
 
 
 class Expiry:
-    """Not thread-safe: the mover of the levels drives it."""
+    """Is not thread-safe: the mover of the levels drives it."""
 
     def __init__(self, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         self._clock = clock

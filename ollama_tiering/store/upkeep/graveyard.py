@@ -57,14 +57,14 @@ class Graveyard:
 
     @property
     def _path(self) -> Path | None:
-        """None where no tier is this host's own."""
+        """Returns None if no tier is this host's own."""
         directory = self._home.tier.directory
         if directory is None or self._home.tier.is_shared:
             return None
         return directory / TOMBSTONES_NAME
 
     def load(self) -> None:
-        """To be called before the remote tier is looked at for the first time. OSError passes."""
+        """Call it before the remote tier is looked at for the first time. OSError passes."""
         if self._path is None:
             return
         self._elsewhere = lists_elsewhere(self._state, self._home, TOMBSTONES_NAME)

@@ -248,13 +248,15 @@ class BlockIndex:
 
     @staticmethod
     def usable(connection: sqlite3.Connection) -> bool:
-        """Whether it is a whole database of this version. sqlite3.Error when it is none at all."""
+        """Whether it is a whole database of this version. sqlite3.Error if it is no database at
+        all.
+        """
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         return bool(version == _VERSION and verdict == "ok")
 
     def _start_over(self, error: sqlite3.Error) -> None:
-        """Only for a damaged database; a full disk or a lock leaves it as it is."""
+        """Replaces a damaged database; a full disk or a lock leaves it as it is."""
         log.warning("index failed: path=%s error=%s", self.path, error)
         if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
             return

@@ -10,7 +10,7 @@ from ollama_tiering.store.upkeep.index import BlockIndex
 
 
 class IndexKeeper:
-    """Without an index there is nothing to keep."""
+    """Keeps an index, if there is one."""
 
     def __init__(self, state: StoreState, index: BlockIndex | None) -> None:
         self._state = state

@@ -38,7 +38,7 @@ _SYNC_SECONDS: Final = 2.0  # a name may not be durable for so long, while more 
 
 
 class Mover:
-    """Not thread-safe: one driver at a time."""
+    """Is not thread-safe: one driver at a time."""
 
     def __init__(self, state: StoreState, *, high_watermark: float, low_watermark: float) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""From index to books at the start, from books to index while running.
+"""Takes index into books at the start, and books into the index while running.
 
 The files are the truth and the survey (survey.py) asks them; the index lets the store answer before
 that is done, and spares opening every file.

@@ -52,7 +52,7 @@ class PinBook:
         return pinning.limit_bytes(self.home, self._share)
 
     def load(self) -> None:
-        """To be called once the books are filled. OSError passes: see load_pins."""
+        """Call it once the books are filled. OSError passes: see load_pins."""
         if self.path is None:
             return
         self._elsewhere = lists_elsewhere(self._state, self.home, PINS_NAME)
@@ -73,7 +73,7 @@ class PinBook:
                 log.error("pins not written, a reboot may lose some: path=%s %s", self.path, error)
 
     def enforce(self) -> None:
-        """To be called whenever the budget has changed: a budget holds, pins or not."""
+        """Call it whenever the budget has changed: a budget holds, pins or not."""
         for pin in pinning.enforce(self._state, self.home, self._share):
             log.warning(
                 "pin out of force, the budget is too small: chain=%s limit=%s",
@@ -82,7 +82,7 @@ class PinBook:
             )
 
     def settle(self) -> None:
-        """To be called now and then: keeps the window blocks that came to kept blocks since."""
+        """Call it now and then: keeps the window blocks that came to kept blocks since."""
         if self._state.pins.unsettled:
             pinning.settle(self._state, self.home, self._share)
 

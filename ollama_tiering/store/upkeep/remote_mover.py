@@ -122,7 +122,7 @@ class RemoteMover(Mover):
         return True
 
     def _read_a_little(self) -> None:
-        """Not from this machine's own memory."""
+        """Reads, but not from this machine's own memory."""
         record = shared_work.oldest(self._state, self._level, self._probed)
         if record is None:
             return

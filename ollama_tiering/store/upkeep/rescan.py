@@ -35,7 +35,7 @@ _KEYS_PER_HOLD: Final = 1000  # of the lock
 
 
 class Rescan:
-    """Not thread-safe. `rows` are what the index knew: they spare reading headers once."""
+    """Is not thread-safe. `rows` are what the index knew: they spare reading headers once."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Rescan:
         return uses
 
     def _as_known(self, stored: StoredBlock) -> bool:
-        """Not where another sidecar, of another encoding, stored the same block over ours."""
+        """Tells; no if another sidecar, of another encoding, stored the same block over ours."""
         record = self._state.tree.get(stored.key)
         if record is None or self._level.index not in record.levels:
             return False
@@ -226,5 +226,5 @@ class Rescan:
 
     @property
     def _unseen_seconds(self) -> float:
-        """For how long a listing, here or elsewhere, may not show what was written."""
+        """Says for how long a listing, here or elsewhere, may not show what was written."""
         return 2 * SETTLE_SECONDS if self._tier.caches_names else 0.0

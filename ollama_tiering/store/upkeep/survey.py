@@ -26,7 +26,9 @@ _RECORDS_PER_HOLD: Final = 2000  # of the lock: look-ups must not wait for longe
 
 
 class Survey:
-    """Of all levels, fastest first. When everything is known `then` is called and `done` set."""
+    """A survey of all levels, fastest first. When everything is known `then` is called and `done`
+    set.
+    """
 
     def __init__(
         self, state: StoreState, stop: threading.Event, *, then: Callable[[], None]
@@ -46,7 +48,7 @@ class Survey:
         self.done.set()
 
     def run_until_done(self) -> None:
-        """For a thread: a tier that fails is asked again."""
+        """Runs in a thread: a tier that fails is asked again."""
         unknown = []
         for level in self._own:
             while not level.surveyed and not self._stop.is_set():

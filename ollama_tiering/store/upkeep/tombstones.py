@@ -58,7 +58,7 @@ def load_tombstones(path: Path) -> dict[Grave, float]:
 
 
 def keep_unreadable(path: Path) -> None:
-    """To be called before the file is replaced: one that is damaged is kept aside. OSError."""
+    """Call it before the file is replaced: one that is damaged is kept aside. OSError."""
     try:
         _parse(bounded_content(path, _MAX_FILE_BYTES))
     except FileNotFoundError:

@@ -45,7 +45,7 @@ _COPY_BYTES: Final = 4 << 20
 
 @dataclass(slots=True)
 class Seconds:
-    """Where the time of a copy went."""
+    """The time that each part of a copy took."""
 
     reading: float = 0.0
     writing: float = 0.0

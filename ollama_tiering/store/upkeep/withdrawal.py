@@ -27,7 +27,7 @@ _CHAINS_PER_PIECE: Final = 256
 
 
 class Withdrawal:
-    """Not thread-safe: one driver. Does nothing, at no cost, as long as no rule forbids."""
+    """Is not thread-safe: one driver. Does nothing, at no cost, as long as no rule forbids."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ type PagedModel struct {
 	SizeMirrored int64 `json:"size_mirrored,omitempty"`
 }
 
-// Processor is what `ollama ps` says computes a model, of which so many bytes are not on a GPU. Stock goes by the bytes, and takes
+// Processor is what `ollama ps` says computes a model, given how many of its bytes are not on a GPU. Stock goes by the bytes, and takes
 // paged K/V for layers of the CPU.
 func (m PagedModel) Processor(stock string, elsewhere int64) string {
 	if m.SizePinned <= 0 {

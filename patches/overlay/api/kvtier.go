@@ -24,7 +24,7 @@ func (c *CachedCount) IsZero() bool {
 	return c == nil || !kvtier.On()
 }
 
-// CountCached is the metrics of a prompt of which so many tokens were found.
+// CountCached is the metrics of a prompt, given how many of its tokens were found.
 func CountCached(tokens int) CachedMetrics {
 	count := CachedCount(tokens)
 	return CachedMetrics{&count}

@@ -16,7 +16,7 @@ import pytest
 from measure.store import samples
 from ollama_tiering import cli
 from ollama_tiering.launch.address import Address
-from ollama_tiering.launch.record import UpRecord, hold
+from ollama_tiering.launch.running_up import RunningUp, hold
 from ollama_tiering.protocol import calls as rpc
 from ollama_tiering.store.tiered import TieredStore
 from ollama_tiering.store.tiers.contract import TierKind
@@ -191,7 +191,7 @@ def test_names_of_models_come_from_ollama(
         monkeypatch.setenv("OLLAMA_MODELS", str(models))
     else:
         with hold(Address(port=1)) as held:
-            held.write(UpRecord(pid=os.getpid(), url="u", models=str(models)))
+            held.write(RunningUp(pid=os.getpid(), url="u", models=str(models)))
     assert [line.split()[1] for line in place.ok("ls", "--model", "MINE").splitlines()[1:-1]] == [
         "mine:latest",
         "mine:latest",

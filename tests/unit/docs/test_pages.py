@@ -91,7 +91,7 @@ def test_every_unit_whose_journal_or_state_is_named_is_one_that_is_installed() -
 
 def test_the_port_beside_a_stock_ollama_is_said_as_the_code_has_it() -> None:
     plan = (ROOT / "ollama_tiering/systemd/plan.py").read_text(encoding="utf-8")
-    assert "Address(port=Address().port + 1) if stock.has_unit(found)" in plan
+    assert "Address(port=Address().port + 1) if stock.has_unit(stock_digests)" in plan
     beside, checked = str(DEFAULT_PORT + 1), 0
     for path in (*PAGES, *_SOURCES):
         text = path.read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from ollama_tiering.config import config_file
 from ollama_tiering.config.environment import KNOWN, unknown
 from ollama_tiering.doctor import check_running
 from ollama_tiering.launch.address import free_address
-from ollama_tiering.launch.record import UpRecord, hold
+from ollama_tiering.launch.running_up import RunningUp, hold
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 
 
@@ -86,14 +86,14 @@ def test_a_sidecar_of_up_is_ended_with_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(check_running, "stop_command", lambda _pid: "")
     assert of_another_version() == "start it anew: kill 16500, then tiering up"
     with hold(free_address()) as held:
-        held.write(UpRecord(pid=os.getpid(), url="x", ready=True, sidecar_pid=16500))
+        held.write(RunningUp(pid=os.getpid(), url="x", ready=True, sidecar_pid=16500))
         cure = of_another_version()
         assert "kill 16500" not in cure
         assert cure == (
             f"stop `tiering up` (Ctrl-C where it runs, or: kill {os.getpid()}), then start it "
             "anew: tiering up"
         )
-        held.write(UpRecord(pid=os.getpid(), url="x", ready=True, sidecar_pid=16501))
+        held.write(RunningUp(pid=os.getpid(), url="x", ready=True, sidecar_pid=16501))
         assert of_another_version() == "start it anew: kill 16500, then tiering up"
     unit = "sudo systemctl stop ollama-tiering.service"
     monkeypatch.setattr(check_running, "stop_command", lambda _pid: unit)
@@ -106,5 +106,5 @@ def test_an_up_that_was_killed_is_not_to_be_stopped(monkeypatch: pytest.MonkeyPa
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     with hold(free_address()) as held:
-        held.write(UpRecord(pid=ended.pid, url="x", ready=True, sidecar_pid=16500))
+        held.write(RunningUp(pid=ended.pid, url="x", ready=True, sidecar_pid=16500))
         assert of_another_version() == "start it anew: kill 16500, then tiering up"

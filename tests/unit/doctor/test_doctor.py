@@ -17,7 +17,7 @@ from ollama_tiering.doctor import check_build, check_running, check_storage
 from ollama_tiering.doctor.check import Check, CheckState, guarded
 from ollama_tiering.errors import MissingTool
 from ollama_tiering.launch.address import free_address, parse_address
-from ollama_tiering.launch.record import UpRecord, hold
+from ollama_tiering.launch.running_up import RunningUp, hold
 from ollama_tiering.patchset import gpu_libraries, gpus, stock, tools
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.protocol.pb import administration_pb2 as adm
@@ -247,7 +247,7 @@ def test_a_port_of_another_process_is_warned_of_with_the_cure(
 def test_our_own_server_on_the_port_is_well(place: Path) -> None:
     address = parse_address(os.environ["OLLAMA_HOST"])
     with hold(address) as held:
-        held.write(UpRecord(pid=os.getpid(), url=address.url))
+        held.write(RunningUp(pid=os.getpid(), url=address.url))
         found = {c.name: c for c in check_running.checks(settings(place))}
     assert "`tiering up` serves there" in found[f"port {address.port}"].finding
 

@@ -1,5 +1,6 @@
 """Why there is no GPU, in the words of who lacks what; and what is there and fails is no "no GPU".
-(What a GPU computes: tests/gpu; the whole way on an emulated driver: test_cuda_fake.py.)"""
+(What a GPU computes: tests/attention/gpu; the whole way on an emulated driver: test_cuda_fake.py.)
+"""
 
 from __future__ import annotations
 

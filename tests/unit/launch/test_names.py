@@ -10,7 +10,7 @@ import pytest
 from ollama_tiering.cli.model_names import of_models
 from ollama_tiering.launch.address import Address
 from ollama_tiering.launch.names import all_names, first_names, models_dirs, shown
-from ollama_tiering.launch.record import UpRecord, hold
+from ollama_tiering.launch.running_up import RunningUp, hold
 from tests.unit.sidecar.ollama_models import blob, name_model
 
 
@@ -31,7 +31,7 @@ def test_the_directory_of_a_tiering_up_is_known_while_it_runs_and_afterwards(
     assert first_names(models_dirs()) == {blob(1): "theirs:1b", blob(2): "other:1b"}
     both = {blob(1): "mine:1b", blob(2): "other:1b"}
     with hold(Address(port=1)) as held:
-        held.write(UpRecord(pid=os.getpid(), url="u", models=str(tmp_path / "own")))
+        held.write(RunningUp(pid=os.getpid(), url="u", models=str(tmp_path / "own")))
         assert first_names(models_dirs()) == both
     assert first_names(models_dirs()) == both
     first = models_dirs(tmp_path / "default")

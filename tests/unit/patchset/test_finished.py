@@ -18,9 +18,9 @@ import pytest
 
 from ollama_tiering import config
 from ollama_tiering.errors import BuildError
-from ollama_tiering.launch import build_watch, record
+from ollama_tiering.launch import build_watch, running_up
 from ollama_tiering.launch.build_watch import BuildWatch
-from ollama_tiering.launch.record import UpRecord
+from ollama_tiering.launch.running_up import RunningUp
 from ollama_tiering.patchset import build, finished, manifest
 from ollama_tiering.patchset.llama_server import tree_use
 from ollama_tiering.patchset.manifest import Patchset
@@ -236,8 +236,8 @@ def test_what_is_gone_of_a_build_is_said_and_built_again(
 ) -> None:
     said: list[str] = []
     watch = BuildWatch(lambda: served, said.append)
-    mine = UpRecord(pid=os.getpid(), url="", binary=str(served))
-    monkeypatch.setattr(record, "records", lambda: [mine])
+    mine = RunningUp(pid=os.getpid(), url="", binary=str(served))
+    monkeypatch.setattr(running_up, "records", lambda: [mine])
     watch()
     assert (finished.harm(served), said, build_watch.harmed()) == ("", [], [])
     library = served.parent / "build/lib/ollama/libggml-cpu-haswell.so"

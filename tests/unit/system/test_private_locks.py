@@ -17,7 +17,7 @@ import pytest
 import ollama_tiering
 from ollama_tiering.kernels import compile as compiling
 from ollama_tiering.kernels import library
-from ollama_tiering.launch import record
+from ollama_tiering.launch import running_up
 from ollama_tiering.launch.address import free_address
 from ollama_tiering.patchset.llama_server import tree_use
 from ollama_tiering.patchset.llama_server.link_tree import RECORD
@@ -64,8 +64,8 @@ def _kernels(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _up(path: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record, "record_path", lambda _address: path)
-        with record.hold(free_address()):
+        patch.setattr(running_up, "record_path", lambda _address: path)
+        with running_up.hold(free_address()):
             yield
 
 

@@ -108,7 +108,7 @@ class Carver {
 struct Panel {
     float *qt;     // [kDotChains][d_k / kDotChains][kPanel] Q, scaled: chain by chain
     float *ot;     // [d_v][kPanel] sum 2^(s-m) v of this chunk
-    float *m;      // [kPanel] the reference, 0 where there is none yet
+    float *m;      // [kPanel] the reference, 0 before the first
     float *l;      // [kPanel]
     float *top;    // [kPanel] the largest logit of this tile
     float *shrink; // [kPanel] what ot is still to be multiplied by

@@ -75,7 +75,7 @@ func tierPrefetch(ctx context.Context, s *Server, seq *Sequence) {
 	}
 }
 
-// tierTokens are the tokens of inputs, up to the first that is none.
+// tierTokens are the tokens of inputs, up to the first that is no token.
 func tierTokens(inputs []input) []int32 {
 	tokens := make([]int32, 0, len(inputs))
 	for _, in := range inputs {

@@ -100,7 +100,7 @@ func newTierFake(t *testing.T, slots int, socket string) tierFake {
 	return newTierFakeOf(t, slots, tierFakeCtx, socket)
 }
 
-// newTierFakeOf is newTierFake with a window of so many positions, and with more windows.
+// newTierFakeOf is newTierFake with a window of that number of positions, and with more windows.
 func newTierFakeOf(t *testing.T, slots int, window int32, socket string, more ...tiering.Window) tierFake {
 	t.Helper()
 	cache := kvcache.NewWrapperCache(kvcache.NewSWACache(window, nil), kvcache.NewCausalCache(nil))
@@ -168,7 +168,7 @@ func newTierFakeWithSidecar(t *testing.T) tierFake {
 	return newTierFakeWithSidecarOf(t, tierFakeCtx)
 }
 
-// newTierFakeWithSidecarOf is newTierFakeWithSidecar with a window of so many positions, and with more windows.
+// newTierFakeWithSidecarOf is newTierFakeWithSidecar with a window of that number of positions, and with more windows.
 func newTierFakeWithSidecarOf(t *testing.T, window int32, more ...tiering.Window) tierFake {
 	t.Helper()
 	socket := os.Getenv("KVTIER_TEST_SOCKET")

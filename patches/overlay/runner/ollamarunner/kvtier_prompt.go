@@ -140,7 +140,7 @@ func tierBegin(batch input.Batch, inputs []*input.Input, i int) int {
 	return i
 }
 
-// tierTokens are the tokens of inputs, up to the first that is none, or that begins a part of the prompt which is computed in
+// tierTokens are the tokens of inputs, up to the first that is no token, or that begins a part of the prompt which is computed in
 // one batch: such a part has an image, and nobody may resume inside.
 func tierTokens(inputs []*input.Input) []int32 {
 	tokens := make([]int32, 0, len(inputs))

@@ -19,7 +19,7 @@ import (
 // tierPictures are the images of one request.
 type tierPictures struct{ multimodalStore }
 
-// of returns an image as stock gives it to a model: its parts have so many inputs each.
+// of returns an image as stock gives it to a model: each part has that number of inputs.
 func (p tierPictures) of(image string, parts ...int) *input.Input {
 	in := &input.Input{MultimodalHash: tierImageHash(7, []byte(image))}
 	for _, n := range parts {

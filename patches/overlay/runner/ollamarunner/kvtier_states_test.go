@@ -114,7 +114,7 @@ func (s *tierFakeStates) Free(_ int, cells []int32, avoid map[int32]struct{}) bo
 	return len(avoid) == 0 && len(cells) == 1
 }
 
-// tierFakeOfStates is the rig, after a content of so many tokens in slot 0 with checkpoints at ends.
+// tierFakeOfStates is the rig, after a content of `tokens` tokens in slot 0 with checkpoints at ends.
 func tierFakeOfStates(t *testing.T, inputs []*input.Input, ends ...int) (tierFake, *tierFakeStates) {
 	t.Helper()
 	states := newTierFakeStates()

@@ -124,7 +124,7 @@ func (b *Backend) ExactAttnAnyCut() bool {
 	return true
 }
 
-// exactAttnSameForAnyCut is ExactAttnAnyCut for a tensor of a type, with so many rows and matrices. f32 in several matrices (latent
+// exactAttnSameForAnyCut is ExactAttnAnyCut for a tensor of that type, number of rows and number of matrices. f32 in several matrices (latent
 // attention) meets activations that lie in one piece for one column only, which sgemm refuses.
 func exactAttnSameForAnyCut(of uint32, rows, matrices int) bool {
 	return rows <= 1 || slices.Contains(exactAttnAnyCut, of) && (of != C.GGML_TYPE_F32 || matrices <= 1)

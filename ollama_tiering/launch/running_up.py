@@ -25,7 +25,7 @@ from ollama_tiering.system.locks import open_to_lock
 
 
 @dataclass(slots=True)
-class UpRecord:
+class RunningUp:
     """What is known of a running `tiering up`; pids are 0 while there is no such process. After an
     orderly end only `models` is left, and pid is 0.
     """
@@ -43,29 +43,29 @@ class UpRecord:
     started: float = 0.0  # Unix seconds
 
 
-_KNOWN: Final = frozenset(field.name for field in fields(UpRecord))
+_KNOWN: Final = frozenset(field.name for field in fields(RunningUp))
 
 
 class AlreadyUp(Exception):
     """Another process holds the record. This is no error: the work is done, or is being done."""
 
-    def __init__(self, record: UpRecord | None) -> None:
+    def __init__(self, record: RunningUp | None) -> None:
         super().__init__()
         self.record = record
 
 
-class HeldRecord:
+class UpLock:
     """A record that this process holds. `write` replaces its content; `close` empties it, but keeps
     `models`.
     """
 
-    def __init__(self, handle: int, left: UpRecord | None, lacks: str = "") -> None:
+    def __init__(self, handle: int, left: RunningUp | None, lacks: str = "") -> None:
         self._handle = handle
         self._models = ""
         self.left = left  # by one that was killed
         self.lacks = lacks  # why others cannot see it
 
-    def write(self, record: UpRecord) -> None:
+    def write(self, record: RunningUp) -> None:
         """What others see is for their convenience: that it cannot be written ends nothing."""
         self._models = record.models
         content = json.dumps(asdict(record), indent=1).encode() + b"\n"
@@ -78,7 +78,7 @@ class HeldRecord:
         with contextlib.suppress(OSError):
             os.ftruncate(self._handle, 0)
         if self._models:
-            self.write(UpRecord(pid=0, url="", models=self._models))
+            self.write(RunningUp(pid=0, url="", models=self._models))
 
 
 def record_path(address: Address) -> Path:
@@ -91,14 +91,14 @@ def _second_path(address: Address) -> Path:
 
 
 @contextlib.contextmanager
-def hold(address: Address) -> Iterator[HeldRecord]:
+def hold(address: Address) -> Iterator[UpLock]:
     """Holds the port against another `tiering up`; AlreadyUp if one has it. Where no record can be
     written, only the port itself keeps them apart.
     """
     handle, lacks = _held(address)
     try:
         left = _read(handle)
-        held = HeldRecord(handle, left if left and left.pid else None, lacks)
+        held = UpLock(handle, left if left and left.pid else None, lacks)
         yield held
         held.close()
     finally:
@@ -128,7 +128,7 @@ def _held(address: Address) -> tuple[int, str]:
     return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC), f"{said}: {why}"
 
 
-def running(address: Address) -> UpRecord | None:
+def running(address: Address) -> RunningUp | None:
     """What a running `tiering up` says of itself. It takes no lock, so it gets in nobody's way."""
     for path in (record_path(address), _second_path(address)):
         try:
@@ -149,12 +149,12 @@ def binaries() -> list[Path]:
     return [Path(record.binary) for record in records() if record.binary]
 
 
-def records() -> list[UpRecord]:
+def records() -> list[RunningUp]:
     """The record of every `tiering up` that runs, was killed, or said where its models are; the
     latest first.
     """
     folders = (config.run_dir(), config.state_dir() / "run")
-    found: list[tuple[int, UpRecord]] = []
+    found: list[tuple[int, RunningUp]] = []
     for path in (path for folder in folders for path in folder.glob("up-*.json")):
         with contextlib.suppress(OSError):
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -166,10 +166,10 @@ def records() -> list[UpRecord]:
     return [record for _, record in sorted(found, key=lambda one: -one[0])]
 
 
-def _read(handle: int) -> UpRecord | None:
-    """None if there is nothing sensible."""
+def _read(handle: int) -> RunningUp | None:
+    """Returns None if there is nothing sensible."""
     try:
         values = dict(json.loads(os.pread(handle, 1 << 16, 0)))
-        return UpRecord(**{name: value for name, value in values.items() if name in _KNOWN})
+        return RunningUp(**{name: value for name, value in values.items() if name in _KNOWN})
     except (ValueError, TypeError):
         return None
