@@ -37,7 +37,7 @@ const image & image_of(int32_t token) {
 template <typename F> void walk(const std::vector<int32_t> & tokens, size_t count, F && each) {
     for (size_t i = 0; i < count && i < tokens.size();) {
         const image * one = is_first(tokens[i]) ? &image_of(tokens[i]) : nullptr;
-        const size_t rows = one != nullptr ? one->places.size() : 1;
+        const size_t rows = one != nullptr ? one->rows : 1;
         if (!each((uint32_t) i, (uint32_t) rows, one)) {
             return;
         }
@@ -47,6 +47,12 @@ template <typename F> void walk(const std::vector<int32_t> & tokens, size_t coun
 
 } // namespace
 
+place image::at(uint32_t row) const {
+    const auto one = (int32_t) row;
+    const auto wide = (int32_t) columns;
+    return columns == 0 ? place { one, one, one } : place { 0, one/wide, one%wide };
+}
+
 int32_t number_of(const image & one) {
     auto & known = all();
     std::lock_guard<std::mutex> lock(known.mutex);
@@ -54,7 +60,7 @@ int32_t number_of(const image & one) {
     if (found != known.numbers.end()) {
         return found->second;
     }
-    if (one.places.empty() || known.images.size() >= most_images) {
+    if (one.rows == 0 || known.images.size() >= most_images) {
         return 0;
     }
     known.images.push_back(one);
@@ -84,7 +90,7 @@ std::vector<extra> extras_of(const std::vector<int32_t> & tokens, size_t count) 
 }
 
 uint32_t rows_at(const std::vector<int32_t> & tokens, size_t index) {
-    return is_first(tokens[index]) ? (uint32_t) image_of(tokens[index]).places.size() : 1;
+    return is_first(tokens[index]) ? image_of(tokens[index]).rows : 1;
 }
 
 uint32_t resumable(const std::vector<int32_t> & tokens, uint32_t count) {
@@ -123,10 +129,10 @@ std::vector<place> places_of(const std::vector<int32_t> & tokens, uint32_t first
     }
     for (size_t i = from; i < end;) {
         const image * one = i < tokens.size() && is_first(tokens[i]) ? &image_of(tokens[i]) : nullptr;
-        const size_t rows = one != nullptr ? one->places.size() : 1;
-        for (size_t row = 0; row < rows && i + row < end; ++row) {
+        const uint32_t rows = one != nullptr ? one->rows : 1;
+        for (uint32_t row = 0; row < rows && i + row < end; ++row) {
             if (i + row >= first) {
-                const place within = one != nullptr ? one->places[row] : place();
+                const place within = one != nullptr ? one->at(row) : place();
                 found.push_back({ at + within.t, at + within.y, at + within.x });
             }
         }

@@ -25,12 +25,15 @@ struct place {
 
 struct image {
     sha256 digest {}; // of its content, and of all else by which one is told from another
+    uint32_t rows = 0;
     uint32_t positions = 0; // that it takes
-    std::vector<place> places; // of its rows, as if it began at position 0
+    uint32_t columns = 0;   // with M-RoPE: so many of its rows stand in one line. 0: one position follows the other
+
+    place at(uint32_t row) const; // as if it began at position 0
 };
 
 // The number of the image's first row, the same in each call for the same digest. 0 where there are too many images, or one without
-// rows. In any thread; images stay for as long as the process.
+// rows. In any thread; images, a hundred bytes each, stay for as long as the process.
 int32_t number_of(const image & one);
 
 // The same for an image that has a number already; 0 if it has none.

@@ -18,12 +18,9 @@ kvt::image made(uint32_t rows, uint32_t positions, uint32_t number) {
     kvt::image one;
     const std::string name = std::to_string(rows) + " " + std::to_string(positions) + " " + std::to_string(number);
     one.digest = kvt::sha256_of(name.data(), name.size());
+    one.rows = rows;
     one.positions = positions;
-    for (uint32_t row = 0; row < rows; ++row) {
-        const auto at = (int32_t) row;
-        const auto wide = (int32_t) positions;
-        one.places.push_back(rows == positions ? kvt::place { at, at, at } : kvt::place { 0, at/wide, at%wide });
-    }
+    one.columns = rows == positions ? 0 : positions;
     return one;
 }
 

@@ -30,6 +30,27 @@ sha256 digest_of(const char * name, size_t rows, llama_pos positions, const plac
     return sha256_of(all.data(), all.size());
 }
 
+// With M-RoPE, how many rows stand in the first line; 0 where one position follows the other.
+uint32_t columns_of(const mtmd_image_tokens * tokens, uint32_t rows) {
+    uint32_t count = rows > 1 && place_at(tokens, 0, 1).t == 0 ? 1 : 0;
+    while (count > 0 && count < rows && place_at(tokens, 0, count).y == 0) {
+        ++count;
+    }
+    return count;
+}
+
+// Whether its rows have these positions, wherever it begins.
+bool has_positions(const mtmd_image_tokens * tokens, const image & one) {
+    for (uint32_t row = 0; row < one.rows; ++row) {
+        const place here = one.at(row);
+        const int32_t by = elsewhere;
+        if (!(place_at(tokens, 0, row) == here) || !(place_at(tokens, elsewhere, row) == place { here.t + by, here.y + by, here.x + by })) {
+            return false;
+        }
+    }
+    return true;
+}
+
 // Of each image whether the next one follows without a word between: llama.cpp may join them to one.
 std::vector<bool> touching(const std::string & prompt, const std::string & marker, size_t count) {
     std::vector<bool> found(count, false);
@@ -44,7 +65,7 @@ std::vector<bool> touching(const std::string & prompt, const std::string & marke
 
 } // namespace
 
-void name_images(mtmd::bitmaps & images, const std::vector<std::vector<unsigned char>> & files, const std::string & prompt, const char * marker) {
+void name_images(mtmd::bitmaps & images, const std::vector<std::vector<unsigned char>> & files, const std::string & prompt, const char * marker) try {
     const char * path = std::getenv("OLLAMA_KV_TIER_ENGINE_SOCKET");
     if (path == nullptr || *path == '\0' || images.entries.size() != files.size()) {
         return;
@@ -64,6 +85,7 @@ void name_images(mtmd::bitmaps & images, const std::vector<std::vector<unsigned 
         }
         after = name;
     }
+} catch (const std::exception &) { // without memory an image keeps llama.cpp's name, and what follows it is not tiered
 }
 
 void take_images(bool are_taken) { taken.store(are_taken); }
@@ -71,7 +93,7 @@ void take_images(bool are_taken) { taken.store(are_taken); }
 int32_t number_of_chunk(const mtmd_input_chunk * chunk) {
     const auto * tokens = mtmd_input_chunk_get_tokens_image(chunk);
     const char * name   = mtmd_input_chunk_get_id(chunk);
-    const size_t rows   = mtmd_input_chunk_get_n_tokens(chunk);
+    const auto rows     = (uint32_t) mtmd_input_chunk_get_n_tokens(chunk);
     sha256 content;
     if (!taken.load() || mtmd_input_chunk_get_type(chunk) != MTMD_INPUT_CHUNK_TYPE_IMAGE || tokens == nullptr || name == nullptr || rows == 0 ||
         !from_hex(name, content)) {
@@ -83,15 +105,9 @@ int32_t number_of_chunk(const mtmd_input_chunk * chunk) {
     if (const int32_t known = known_number(one.digest); known != 0) {
         return known;
     }
-    for (size_t row = 0; row < rows; ++row) {
-        const place here = place_at(tokens, 0, row), there = place_at(tokens, elsewhere, row);
-        const int32_t by = elsewhere;
-        if (!(there == place { here.t + by, here.y + by, here.x + by })) {
-            return 0;
-        }
-        one.places.push_back(here);
-    }
-    return number_of(one);
+    one.rows    = rows;
+    one.columns = columns_of(tokens, rows);
+    return has_positions(tokens, one) ? number_of(one) : 0;
 }
 
 } // namespace kvt
