@@ -29,7 +29,7 @@ VARIABLE = "OLLAMA_CPU_ATTENTION"
 EXACT, STOCK = {VARIABLE: "exact"}, {VARIABLE: "stock"}
 FIXED = ("-c", "2048", "-np", "1", "-ngl", "0", "-fa", "on")
 CUTS = ((64, 1), (100, 2), (1, 1), (7, 2))  # tokens of a batch, threads; against 512 and 1
-PROMPT = [1 + number * number * 7 % 89 for number in range(203)]  # no multiple of 4 or 7
+PROMPT = [1 + number * number * 7 % 89 for number in range(206)]  # no multiple of 4 or 7
 OTHER = 95  # a token that is not in it
 ANSWER = 6
 # Those that are named in docs/exact.md. Of experts, GGML multiplies one column at a time.
