@@ -12,31 +12,31 @@ ROOT = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
-class SeenGpu:
-    """`card` is what its driver calls it, else its number; `driver` is empty if none is bound."""
+class Card:
+    """A GPU. `model` is what its driver calls it, else its number; without a driver it is empty."""
 
     vendor: str
-    card: str
+    model: str
     driver: str
 
     def __str__(self) -> str:
         driver = f"driver {self.driver}" if self.driver else "no driver"
-        return f"{self.vendor} {self.card}, {driver}"
+        return f"{self.vendor} {self.model}, {driver}"
 
 
-def here() -> list[SeenGpu]:
+def here() -> list[Card]:
     """Those that Ollama may use."""
     root, found = ROOT, []
     for place in sorted(root.glob("sys/bus/pci/devices/*")):
         vendor = VENDORS.get(_read(place / "vendor"), "")
         if vendor and _read(place / "class").startswith(_DISPLAY):
-            found.append(SeenGpu(vendor, _card(root, place), _driver(root, place)))
+            found.append(Card(vendor, _model(root, place), _driver(root, place)))
     if (root / _KFD).exists() and all(one.vendor != "AMD" for one in found):
-        found.append(SeenGpu("AMD", f"GPU of /{_KFD}", "amdgpu"))
+        found.append(Card("AMD", f"GPU of /{_KFD}", "amdgpu"))
     return found
 
 
-def _card(root: Path, place: Path) -> str:
+def _model(root: Path, place: Path) -> str:
     for line in _read(root / f"proc/driver/nvidia/gpus/{place.name}/information").splitlines():
         if line.startswith("Model:"):
             return line.partition(":")[2].strip()

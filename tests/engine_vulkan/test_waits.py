@@ -29,7 +29,9 @@ WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama.cpp engine": (GO, "llama", SMALL),
     "llama-server": (CPP, "llama", ON | {"-b": "128", "-ub": "128"}),
 }
-LEFT, RIGHT, MOST = 500, 4, 10  # tokens of the prompts that are left; attempts
+# What nobody wants is not stored, either: to read rows would wait for the device by itself.
+READ_ONLY = {"OLLAMA_KV_TIER_SNAPSHOT": "0"}
+LEFT, RIGHT, MOST, ROUNDS = 500, 4, 10, 6  # tokens of the prompts that are left; attempts
 TAILS = [CHARACTERS[number] + text(29, ("tail", number)) for number in range(MOST)]
 
 
@@ -55,13 +57,16 @@ def after_one_that_left(engine: Engine, prompt: str, number: int) -> Said:
 def test_rows_are_not_restored_below_what_a_device_still_computes(
     begin: Begin, sidecar: Sidecar, way: str
 ) -> None:
+    kind, model, how = WAYS[way]
 
     def check(attempt: int) -> None:
         prompt = text(FIRST, (way, attempt))
         expected = wanted(begin, WAYS[way], prompt, RIGHT)
         tiered = begin(*WAYS[way], sidecar)
         tiered.ask(prompt)
-        tiered.lose(End.KILL)
+        tiered.lose(End.UNLOAD)
+        tiered.close()
+        tiered = begin(kind, model, how | READ_ONLY, sidecar)
         assert [after_one_that_left(tiered, prompt, number) for number in range(RIGHT)] == expected
         assert tiered.on_device()
 
@@ -90,5 +95,32 @@ def test_without_the_wait_an_answer_is_wrong(
             if after_one_that_left(tiered, prompt, number) != expected[number]:
                 return
         pytest.fail(f"{MOST} right answers without the wait")
+
+    until_heard(check)
+
+
+@pytest.mark.parametrize("way", ["Go engine", "llama.cpp engine"])
+def test_prompts_that_take_turns_get_their_answers_from_memory(
+    begin: Begin, sidecar: Sidecar, way: str
+) -> None:
+    """When an answer ends, the batch behind it is built, and the device may still compute it when
+    the next prompt's rows come into its cell.
+    """
+
+    def check(attempt: int) -> None:
+        prompts = [text(FIRST + 50 * number, (way, number, attempt)) for number in range(2)]
+        resident, hits = begin(*WAYS[way]), []
+        for prompt in prompts:
+            resident.ask(prompt)
+            hits.append(resident.ask(prompt))
+        assert [hit.resumed for hit in hits] == [len(prompt) - 1 for prompt in prompts]
+        resident.close()
+        tiered = begin(*WAYS[way], sidecar)
+        for prompt in prompts:
+            tiered.ask(prompt)
+        for turn in range(2 * ROUNDS):
+            answer = tiered.ask(prompts[turn % 2])
+            assert restored_by(tiered) > 0, turn
+            assert answer == hits[turn % 2], turn
 
     until_heard(check)
