@@ -63,8 +63,8 @@ def test_a_conversation_goes_on_after_a_kill_as_if_it_were_resident(
 
     said = turns(start(*ways[way], sidecar=sidecar), killed)
     assert [one.cached for one in said] == [one.cached for one in wanted]
-    # What is drafted decides how many rows of an answer are computed at once, and so their last bits:
-    # after a restart the first drafts are others. A prompt's rows do not depend on it.
+    # What is drafted decides how many rows of an answer are computed at once, and so their last
+    # bits: after a restart the first drafts are others. A prompt's rows do not depend on it.
     assert said[0].bits == wanted[0].bits
     assert said[1].tokens == wanted[1].tokens
     assert said[1].bits[0] == wanted[1].bits[0]
