@@ -101,9 +101,10 @@ def test_a_changed_source_is_compiled_again(made: Made) -> None:
 
 def of_llama_server() -> list[str]:
     """Its sources, as `tiering patch` wants them for an installed Ollama."""
-    folder = REPO / "llama_server/src"
-    found = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
-    assert "kvt_rows.h" in found
+    folder = REPO / "llama_server"
+    every = (path for part in ("src", "cpu") for path in (folder / part).rglob("*"))
+    found = [str(path.relative_to(folder)) for path in every if path.is_file()]
+    assert {"src/kvt_rows.h", "cpu/score.cpp"} <= set(found)
     return found
 
 
@@ -114,7 +115,7 @@ def test_the_wheel_carries_what_it_needs_and_no_junk(made: Made) -> None:
     assert "ollama_tiering/_csrc/sources.txt" in names
     parts = {name.split("/")[2] for name in names if name.startswith("ollama_tiering/_csrc/")}
     assert parts == {"cuda", "include", "reference", "shim", "sources.txt", "src"}
-    ours = {f"ollama_tiering/_llama_server/src/{path}" for path in of_llama_server()}
+    ours = {f"ollama_tiering/_llama_server/{path}" for path in of_llama_server()}
     assert ours <= set(names)
     assert not [name for name in names if "__pycache__" in name or name.endswith((".o", ".pyc"))]
 
