@@ -19,7 +19,7 @@ import pytest
 from tests.engine.harness import Sidecar
 from tests.engine.test_restore import until_heard
 from tests.engine_vulkan.engines import CHARACTERS, End, Engine, Said
-from tests.engine_vulkan.test_restore import CPP, FIRST, GO, ON, restored_by, text
+from tests.engine_vulkan.test_restore import CPP, GO, ON, restored_by, text
 
 Begin = Callable[..., Engine]
 
@@ -31,16 +31,18 @@ WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 # What nobody wants is not stored, either: to read rows would wait for the device by itself.
 READ_ONLY = {"OLLAMA_KV_TIER_SNAPSHOT": "0"}
+STORED = 400  # tokens: its rows belong into the cells of nearly all of a prompt that is left
 LEFT, RIGHT, MOST, ROUNDS = 500, 4, 10, 6  # tokens of the prompts that are left; attempts
+OTHER = "9" + text(29, "other")  # stored behind it: both compute the same batches
 TAILS = [CHARACTERS[number] + text(29, ("tail", number)) for number in range(MOST)]
 
 
 def wanted(begin: Begin, way: tuple[str, str, Any], prompt: str, count: int) -> list[Said]:
     """Stock's answers when the prompt is in memory."""
     resident = begin(*way)
-    resident.ask(prompt + "9" + text(29, "other"))
+    resident.ask(prompt + OTHER)
     answers = [resident.ask(prompt + tail) for tail in TAILS[:count]]
-    assert [answer.resumed for answer in answers] == [FIRST] * count
+    assert [answer.resumed for answer in answers] == [STORED] * count
     resident.close()
     return answers
 
@@ -49,7 +51,7 @@ def after_one_that_left(engine: Engine, prompt: str, number: int) -> Said:
     """An answer right after a client has left, with the prompt restored."""
     engine.leave(text(LEFT, ("left", number)), random.uniform(0.0, 2.0))
     said = engine.ask(prompt + TAILS[number])
-    assert restored_by(engine) == FIRST, number
+    assert restored_by(engine) == STORED, number
     return said
 
 
@@ -60,10 +62,10 @@ def test_rows_are_not_restored_below_what_a_device_still_computes(
     kind, model, how = WAYS[way]
 
     def check(attempt: int) -> None:
-        prompt = text(FIRST, (way, attempt))
+        prompt = text(STORED, (way, attempt))
         expected = wanted(begin, WAYS[way], prompt, RIGHT)
         tiered = begin(*WAYS[way], sidecar)
-        tiered.ask(prompt)
+        tiered.ask(prompt + OTHER)
         tiered.lose(End.UNLOAD)
         tiered.close()
         tiered = begin(kind, model, how | READ_ONLY, sidecar)
@@ -86,10 +88,10 @@ def test_without_the_wait_an_answer_is_wrong(
     kind, model, how = WAYS["llama-server"]
 
     def check(attempt: int) -> None:
-        prompt = text(FIRST, ("control", attempt))
+        prompt = text(STORED, ("control", attempt))
         expected = wanted(begin, (kind, model, how), prompt, MOST)
         tiered = begin(kind, model, how | {"LD_PRELOAD": str(library)}, sidecar)
-        tiered.ask(prompt)
+        tiered.ask(prompt + OTHER)
         tiered.lose(End.KILL)
         for number in range(MOST):
             if after_one_that_left(tiered, prompt, number) != expected[number]:
@@ -108,7 +110,7 @@ def test_prompts_that_take_turns_get_their_answers_from_memory(
     """
 
     def check(attempt: int) -> None:
-        prompts = [text(FIRST + 50 * number, (way, number, attempt)) for number in range(2)]
+        prompts = [text(STORED + 50 * number, (way, number, attempt)) for number in range(2)]
         resident, hits = begin(*WAYS[way]), []
         for prompt in prompts:
             resident.ask(prompt)
