@@ -67,7 +67,7 @@ func TestTimeOfARestoreCountsAlsoWhenNothingComesOfItAndWaitingForADeviceNever(t
 	counts := func() (spent, copying float64) {
 		tier.stats.mu.Lock()
 		defer tier.stats.mu.Unlock()
-		return tier.stats.counts.RestoreSeconds, tier.stats.counts.LastRestore.GetCopySeconds()
+		return tier.stats.counts.RestoreSeconds, tier.stats.counts.LastRestore.CopySeconds
 	}
 	if tier.prefetchFor(t.Context(), prompt) == nil {
 		t.Fatal("nothing fetched")
