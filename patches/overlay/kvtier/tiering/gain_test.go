@@ -67,7 +67,10 @@ func TestTimeOfARestoreCountsAlsoWhenNothingComesOfItAndWaitingForADeviceNever(t
 	counts := func() (spent, copying float64) {
 		tier.stats.mu.Lock()
 		defer tier.stats.mu.Unlock()
-		return tier.stats.counts.RestoreSeconds, tier.stats.counts.LastRestore.CopySeconds
+		if last := tier.stats.counts.LastRestore; last != nil {
+			copying = last.CopySeconds
+		}
+		return tier.stats.counts.RestoreSeconds, copying
 	}
 	if tier.prefetchFor(t.Context(), prompt) == nil {
 		t.Fatal("nothing fetched")
