@@ -39,7 +39,7 @@ def misplaced(tree: Path) -> str:
     for line in (tree / CONTEXT).read_text(encoding="utf-8").splitlines():
         begins = re.match(r"(?: {4})?\w.*?\b(\w+)\(.*\{$", line)
         function = begins[1] if begins else function
-        call = re.search(r"\bkv_tier\.(\w+)\(", line)
+        call = re.search(r"\bkv_tiering\.(\w+)\(", line)
         if call and function not in (right := FUNCTIONS.get(call[1], ())):
             wrong.append(f"{call[1]} is in {function}, not in {' or '.join(right)}")
     return "; ".join(wrong)

@@ -75,7 +75,7 @@ def _lines(answer: adm.StatResponse, names: Mapping[str, str]) -> Iterator[Text]
             continue
         waits = f", {count(runner.to_store, 'conversation')} to store" if runner.to_store else ""
         speed = runner.prefill_tokens_per_second
-        prefill = f", computes {speed:,.0f} tokens/s" if speed else ""
+        prefill = f", computes {count(round(speed), 'token')}/s" if speed else ""
         yield Text(f"{model}: {count(runner.requests, 'request')}{prefill}{waits}")
     if not answer.runners:
         yield Text("no model is loaded")

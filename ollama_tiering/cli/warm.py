@@ -142,12 +142,16 @@ def _prompt(
 
     parts = (file, system, tools)
     if [*parts, request].count(Path("-")) > 1:
-        raise UsageError("standard input can be one of the files only")
+        raise UsageError(
+            "standard input can be one of the files only", hint="write the others to files"
+        )
     if request is None:
         text, said, listed = (_text(part) for part in parts)
         return of_parts(model, system=said, tools=listed, text=text, options=options_of(options))
     if any(parts):
-        raise UsageError("--request is the whole prompt: leave FILE, --system and --tools out")
+        raise UsageError(
+            "--request is the whole prompt", hint="leave FILE, --system and --tools out"
+        )
     return of_request(_text(request), model, options_of(options))
 
 
@@ -157,7 +161,9 @@ def _text(path: Path | None) -> str:
     try:
         return sys.stdin.read() if path == Path("-") else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+        raise UsageError(
+            f"{path} cannot be read: {error}", hint="name a text file in UTF-8"
+        ) from None
 
 
 def _warmed(

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ollama_tiering.errors import UsageError
 
+_AS_SENT: Final = "as in a request to /api/chat or /api/generate"
 _PLACEHOLDER: Final = "."  # some templates render nothing without a message of the user
 
 
@@ -77,10 +78,10 @@ def checked(body: Mapping[str, Any]) -> WarmPrompt:
     _object(body.get("options", {}), "options")
     if "prompt" in body:
         if not isinstance(body["prompt"], str) or not body["prompt"]:
-            raise UsageError("the request's prompt is no text")
+            raise UsageError("the request's prompt is no text", hint=_AS_SENT)
         return WarmPrompt(body)
     if not _list(body.get("messages"), "messages"):
-        raise UsageError("the request has neither messages nor a prompt")
+        raise UsageError("the request has neither messages nor a prompt", hint=_AS_SENT)
     return WarmPrompt(body)
 
 
@@ -102,16 +103,16 @@ def _json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{what}: this is no JSON: {error}") from None
+        raise UsageError(f"{what}: this is no JSON: {error}", hint=_AS_SENT) from None
 
 
 def _list(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list):
-        raise UsageError(f"{what}: a list is wanted", hint="as in a request to /api/chat")
+        raise UsageError(f"{what}: a list is wanted", hint=_AS_SENT)
     return value
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UsageError(f"{what}: an object is wanted", hint="as in a request to /api/chat")
+        raise UsageError(f"{what}: an object is wanted", hint=_AS_SENT)
     return value

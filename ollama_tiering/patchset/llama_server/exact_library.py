@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ollama_tiering.errors import TieringError, UsageError
-from ollama_tiering.patchset import elf, identity, kernels, manifest
+from ollama_tiering.patchset import elf, identity, kernels
 from ollama_tiering.patchset.llama_server import exact_processor, links
 from ollama_tiering.patchset.llama_server.anchors import missing_texts, place
 from ollama_tiering.patchset.llama_server.compile import (
@@ -85,7 +85,9 @@ def default_sources() -> Path:
 
 def kernel_headers() -> Path:
     """The folder that has `paged_attn`."""
-    return kernels.default_include(manifest.default_root())
+    package = Path(__file__).resolve().parents[2]
+    checkout = package.parent / "csrc" / "include"
+    return checkout if checkout.is_dir() else package / "_csrc" / "include"
 
 
 def sources() -> Iterator[tuple[str, bytes]]:

@@ -13,7 +13,7 @@ var (
 	// families are how their names begin: of GGML and llama.cpp, of the devices' libraries and drivers, of threads, and of
 	// libraries of matrices.
 	families = []string{
-		"GGML_", "LLAMA_", "CUDA_", "CUBLAS", "CUDNN_", "NVIDIA_", "HSA_", "HIP_", "HIPBLAS", "ROCBLAS_", "ROCM_", "ROCR_",
+		"GGML_", "LLAMA_", "MTMD_", "CUDA_", "CUBLAS", "CUDNN_", "NVIDIA_", "HSA_", "HIP_", "HIPBLAS", "ROCBLAS_", "ROCM_", "ROCR_",
 		"TENSILE_", "MIOPEN_", "AMD_", "GPU_", "MUSA_", "SYCL_", "ONEAPI_", "ZE_", "UR_", "IGC_", "VK_", "RADV_", "MESA_",
 		"ANV_", "ASCEND_", "CANN_", "OMP_", "GOMP_", "KMP_", "MKL_", "BLAS_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_",
 		"ATLAS_", "DNNL_", "ONEDNN_", "FLEXIBLAS", "ARMPL_", "XDNN_", "GLIBC_TUNABLES",

@@ -166,7 +166,7 @@ def test_an_installed_ollama_there(
         rows = json.loads(tiering("patch", "status", "--json")[1])["installed"]
         assert [row["state"] for row in rows] == ["patched"]
         code, out, _ = tiering("patch", "status")
-        assert (code, out.count(b"\n")) == (0, 3)
+        assert (code, out.count(b"\n")) == (0, 4)
         code, out, err = tiering("patch", "revert", f"--ollama={place}")
         assert code == 0, err
         assert not binary.exists()

@@ -319,13 +319,13 @@ def test_slow_and_silent_engines_keep_up_nobody_and_one_too_many_is_hung_up_on(
         assert daemon.said("connections are open already")
 
 
-class Runners:
+class Accounts:
     def report(self, _: object) -> None:
         pass
 
 
 class Engines:
-    runners = Runners()
+    accounts = Accounts()
 
 
 @contextlib.contextmanager
