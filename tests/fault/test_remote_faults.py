@@ -350,10 +350,12 @@ def test_hits_in_ram_take_no_longer_while_the_remote_tier_hangs(tmp_path: Path) 
             with store._state.lock:
                 store._state.forget_copy(level, key)
 
-    def p99() -> float:
-        """Of three rounds the one this machine disturbed least."""
+    def p95() -> float:
+        """Of five rounds the one this machine disturbed least. Who else computes takes the processor
+        for milliseconds at a time: from more than one in a hundred calls, on a busy one.
+        """
         rounds = []
-        for _ in range(3):
+        for _ in range(5):
             took = []
             for _ in range(300):
                 start = time.perf_counter()
@@ -361,10 +363,10 @@ def test_hits_in_ram_take_no_longer_while_the_remote_tier_hangs(tmp_path: Path) 
                 store.release(leased.lease_id)
                 took.append(time.perf_counter() - start)
                 assert len(leased.blocks) == 4
-            rounds.append(statistics.quantiles(took, n=100)[98])
+            rounds.append(statistics.quantiles(took, n=100)[94])
         return min(rounds)
 
-    quiet = p99()
+    quiet = p95()
     running.faults.hang()
     stop = threading.Event()
     misses = []
@@ -378,7 +380,7 @@ def test_hits_in_ram_take_no_longer_while_the_remote_tier_hangs(tmp_path: Path) 
     for thread in asking:
         thread.start()
     until(lambda: store.report().tiers[2].state == "resting")
-    hanging = p99()
+    hanging = p95()
     stop.set()
     for thread in asking:
         thread.join(5)
