@@ -351,8 +351,8 @@ def test_hits_in_ram_take_no_longer_while_the_remote_tier_hangs(tmp_path: Path) 
                 store._state.forget_copy(level, key)
 
     def p95() -> float:
-        """Of five rounds the one this machine disturbed least. Who else computes takes the processor
-        for milliseconds at a time: from more than one in a hundred calls, on a busy one.
+        """Of five rounds the one this machine disturbed least. Others that compute take the
+        processor for milliseconds at a time: from more than one call in a hundred, if it is busy.
         """
         rounds = []
         for _ in range(5):
