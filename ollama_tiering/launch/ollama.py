@@ -194,9 +194,8 @@ class Api:
             return dict(_checked(client.post(path, json=body)).json())
 
     def _post(self, model: str, prompt: str, options: dict[str, Any], **more: Any) -> Any:
-        with self._client() as client:
-            body = self._body(model, prompt, options) | {"stream": False} | more
-            return _checked(client.post("/api/generate", json=body)).json()
+        body = self._body(model, prompt, options) | {"stream": False} | more
+        return self.compute("/api/generate", body)
 
     @staticmethod
     def _body(model: str, prompt: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,9 @@ class PutStream:
     def answer(self, request: pb.PutRequest) -> pb.PutResponse | None:
         """ValueError, InvalidBlock, NoRoom, OSError. None to a part that is not the last."""
         if request.HasField("reserve"):
-            return pb.PutResponse(reserved=pb.PutReserved(reservations=self._reserve(request)))
+            return pb.PutResponse(
+                reserved=pb.PutReserved(reservations=self._reserve(request.reserve))
+            )
         if request.HasField("commit"):
             return pb.PutResponse(committed=pb.PutCommitted(results=self._commit(request.commit)))
         inline = request.inline
@@ -73,8 +75,7 @@ class PutStream:
         self._filling.clear()
         self._store.close_session(self._session)
 
-    def _reserve(self, request: pb.PutRequest) -> list[pb.Reservation]:
-        asked = request.reserve
+    def _reserve(self, asked: pb.PutReserve) -> list[pb.Reservation]:
         if not asked.HasField("text"):
             check_count(len(asked.offers), "offers")
             offers = [_offer(offer) for offer in asked.offers]

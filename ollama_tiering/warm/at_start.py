@@ -94,6 +94,7 @@ def begin(address: Address, socket: Path, say: Say, warn: Say) -> threading.Thre
                 if isinstance(prompt, TieringError):
                     raise prompt
                 with SidecarAdministration(socket) as admin:
+                    admin.stat()  # without a sidecar nothing is computed for nothing
                     warmed = warm(Api(address), admin, prompt, models_called(prompt.model))
                 say(f"{name}: {warmed.sentence}")
 

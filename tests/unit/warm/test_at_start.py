@@ -75,6 +75,7 @@ def test_at_start_each_is_computed_and_what_goes_wrong_is_a_line(
         "the prompt one is not computed",
         "the prompt two is not computed",  # there is no sidecar here
     ]
+    assert server.asked == [], "a prompt is computed that nobody stores"
 
 
 def test_a_kept_prompt_is_the_same_request() -> None:
