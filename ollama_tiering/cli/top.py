@@ -46,11 +46,16 @@ def top(seconds: float, once: bool, socket: Path | None) -> None:
     path = settings.sidecar.socket_path
     require_there(path)
     console, watched = Console(), Watched()
+    names: dict[str, str] = {}
+    named: set[str] = set()  # models that were looked for: a GGUF outside of all stores has no name
 
     def look() -> object:
         answer = _answer(path)
-        names = _names(answer) if answer else {}
+        if answer and (new := {runner.model for runner in answer.runners} - named):
+            names.update(_names(answer))
+            named.update(new)
         if answer:
+            names.update({use.model: use.name for use in answer.model_uses if use.name})
             watched.take(answer, time.time(), names)
         return picture(answer, watched, names, console.height)
 

@@ -13,13 +13,13 @@ from rich.text import Text
 
 from ollama_tiering.cli import status_partings, status_use
 from ollama_tiering.config import agreeing, count, format_size
+from ollama_tiering.protocol.tier_names import tier_name
 
 if TYPE_CHECKING:
     from ollama_tiering.cli.top_state import EndedRequest, Watched
     from ollama_tiering.protocol.pb import administration_pb2 as adm
 
 _BAR: Final = 24
-_TIERS: Final = {1: "ram", 2: "local", 3: "remote"}
 _RESTORED_STYLE: Final = "green"
 
 
@@ -58,7 +58,7 @@ def _tiers(answer: adm.StatResponse) -> Table:
         if tier.disk_full:
             state = "the disk is too full"
         table.add_row(
-            Text(_TIERS.get(tier.tier, "?")),
+            Text(tier_name(tier.tier)),
             bar,
             Text(f"{format_size(tier.used_bytes)} of {format_size(tier.budget_bytes)}"),
             Text(count(tier.blocks, "block")),
