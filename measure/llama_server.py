@@ -13,10 +13,13 @@ round only: it takes minutes, the others less than a second.
 
     python -m measure.llama_server --program P --stock S [--shape qwen3-0.6b] [--rounds 3]
                    [--tokens 4096,16384] [--threads 2] [--out docs/measurements/llama-server.md]
+                   [--gpu FOLDER] [--model FILE]
 
-P and S are what scripts/llama_server.py makes: FOLDER/build/bin/llama-server and
-FOLDER/stock/llama-server. It compiles with little optimisation but for what computes and what
-copies rows, so times of the server itself are those of a slow build, of both alike.
+With --gpu all layers are on the first NVIDIA card, by the libggml-cuda.so in that folder, which has
+beside it what it needs. P and S are what scripts/llama_server.py makes:
+FOLDER/build/bin/llama-server and FOLDER/stock/llama-server. It compiles with little optimisation
+but for what computes and what copies rows, so times of the server itself are those of a slow build,
+of both alike.
 """
 
 from __future__ import annotations
@@ -166,8 +169,14 @@ class Bench:
         port = free_address().port
         options = ["-c", str(len(self.first) + 512), "-np", "1", "-t", str(self._given.threads)]
         options += ["--slot-save-path", f"{self._folder}/", "--no-webui", "--offline", "-fa", "on"]
-        command = [program, "-m", self._model, "--port", str(port), "--host", "127.0.0.1", *options]
+        # a device is known only where it is the first option
+        device = ["--device", "CUDA0", "-ngl", "99"] if self._given.gpu else []
+        named = ["-m", self._model, "--port", str(port), "--host", "127.0.0.1"]
+        command = [program, *device, *named, *options]
         env = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "LLAMA_"))}
+        if self._given.gpu:
+            env |= {"GGML_BACKEND_PATH": str(self._given.gpu / "libggml-cuda.so")}
+            env |= {"LD_LIBRARY_PATH": str(self._given.gpu)}
         env |= {"LLAMA_ARG_CACHE_RAM": str(cache_mib)}
         if socket:
             env |= {"OLLAMA_KV_TIER_ENGINE_SOCKET": f"{socket}.engine"}
@@ -260,7 +269,8 @@ class Bench:
     @contextlib.contextmanager
     def _sidecar(self, kept: Path, ram: Path) -> Iterator[str]:
         """Its socket."""
-        options = ["--ram-dir", str(ram), "--ram-gb", "4", "--local", str(kept), "--local-gb", "8"]
+        options = ["--ram-dir", str(ram), "--ram-gb", str(self._given.ram_gb)]
+        options += ["--local", str(kept), "--local-gb", str(2 * self._given.ram_gb)]
         with sidecar(options, "tail_seconds = 0\nmin_free_percent = 0") as (_, _, socket):
             yield socket
 
@@ -351,18 +361,23 @@ def main() -> None:
     parser.add_argument("--tokens", default="4096,16384")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--ram-gb", type=int, default=4, help="the sidecar's memory")
+    parser.add_argument("--gpu", type=Path, help="a folder with libggml-cuda.so")
+    parser.add_argument("--model", type=Path, help="a GGUF instead of one that is made")
     parser.add_argument("--disk", type=Path, help="where files go; default: as for all programs")
     given = parser.parse_args()
     began = begin()
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model.gguf"
-        make_model(make_shape(given.shape), model)
+        model = given.model or Path(folder) / "model.gguf"
+        if not given.model:
+            make_model(make_shape(given.shape), model)
         rows = [row for count in given.tokens.split(",") for row in table(given, model, int(count))]
     lines = [
         "",
-        f"Medians of {given.rounds} rounds in turns (computed anew: once), model {given.shape}, "
-        f"{given.threads} threads, one slot. A prompt of so many tokens was computed; then it and "
-        f"{TAIL} more are sent. "
+        f"Medians of {given.rounds} rounds in turns (computed anew: once), model "
+        f"{given.model or given.shape}, {given.threads} threads"
+        f"{', all layers on CUDA0' * bool(given.gpu)}, one slot. "
+        f"A prompt of so many tokens was computed; then it and {TAIL} more are sent. "
         "Gain is against computing all of it anew. Waited is what passed before the new tokens "
         "were computed, all that the rows took. Blocked is the longest that another request "
         "waited for the main loop: until the first token, and while the turn was saved "

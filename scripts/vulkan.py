@@ -4,7 +4,7 @@
 
 Of Ollama v0.16.3 and of the llama.cpp that `make llama-server` builds: the target ggml-vulkan as
 upstream's own CMake makes it, into the product's cache, by the digest of its sources. Prints one
-line each, VARIABLE=FOLDER as tests/engine_vulkan wants it; a folder has libggml-vulkan.so and the
+line each, VARIABLE=FOLDER as tests/engine_gpu wants it; a folder has libggml-vulkan.so and the
 libggml-base that it was linked with. On 2 cores a build takes 6 minutes, most of it shaders; with
 --built nothing is compiled.
 
@@ -174,8 +174,8 @@ def of_llama_cpp(jobs: int) -> Path | None:
 
 
 BUILDS = {
-    "OLLAMA_TIERING_TEST_VULKAN": of_ollama,
-    "OLLAMA_TIERING_TEST_VULKAN_LLAMA_CPP": of_llama_cpp,
+    "OLLAMA_TIERING_TEST_GPU": of_ollama,
+    "OLLAMA_TIERING_TEST_GPU_LLAMA_CPP": of_llama_cpp,
 }
 
 

@@ -19,7 +19,9 @@ import math
 import os
 import secrets
 import zlib
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,12 +91,34 @@ def _write(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for tensor in tensors:
-            writer.write_tensor_data(_stored(values(tensor), tensor.dtype))
+        for tensor, stored in _made(tensors, values):
+            writer.write_tensor_data(stored)
             if progress:
                 progress(tensor)
     finally:
         writer.close()
+
+
+def _made(
+    tensors: Sequence[Tensor], values: Values
+) -> Iterator[tuple[Tensor, NDArray[np.generic]]]:
+    """In their order, each as it is stored. NumPy lets other threads run, so a tensor for each
+    processor is made at a time, and no more of them wait in memory.
+    """
+    ahead = len(os.sched_getaffinity(0))
+    waiting: deque[tuple[Tensor, Future[NDArray[np.generic]]]] = deque()
+    with ThreadPoolExecutor(ahead) as pool:
+        for tensor in tensors:
+            waiting.append((tensor, pool.submit(_as_stored, tensor, values)))
+            if len(waiting) > ahead:
+                made, stored = waiting.popleft()
+                yield made, stored.result()
+        for made, stored in waiting:
+            yield made, stored.result()
+
+
+def _as_stored(tensor: Tensor, values: Values) -> NDArray[np.generic]:
+    return _stored(values(tensor), tensor.dtype)
 
 
 def _stored(values: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:

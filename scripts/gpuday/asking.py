@@ -17,8 +17,8 @@ from ollama_tiering.engines import demo
 from ollama_tiering.engines.context_demo import MINIMUM_BYTES, PAGED, STOCK, ContextRun
 from ollama_tiering.engines.context_driver import ContextDriver
 from ollama_tiering.engines.drivers import Scratch
-from ollama_tiering.engines.ollama_driver import OllamaDriver
 from ollama_tiering.errors import TieringError
+from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import ModelShape, make_shape
 from scripts.gpuday import kernels
@@ -51,12 +51,14 @@ class Sizes:
 
 
 def sizes_of(day: Day) -> Sizes:
-    """Qwen3-8B's geometry: 144 KiB of K/V a token, 18 GiB at 128K. Small ones for a stand-in."""
+    """Qwen3-8B's geometry in Q4_K_M: 144 KiB of K/V a token, 18 GiB at 128K. Small ones for a
+    stand-in.
+    """
     if day.stand_in:
         shape = make_shape("qwen3-tiny", layers=8, heads=8, kv_heads=8, ctx=1 << 16)
         return Sizes(shape, 700, 16, 4096, 32768, 480 * MIB, 6)
     shape = make_shape(
-        "qwen3-0.6b", layers=36, embd=4096, heads=32, kv_heads=8, ffn=12288, ctx=1 << 17
+        "qwen3-0.6b-q4km", layers=36, embd=4096, heads=32, kv_heads=8, ffn=12288, ctx=1 << 17
     )
     return Sizes(shape, 8192, 64, 16384, 1 << 17, 12 * GIB, 20)
 
@@ -77,6 +79,10 @@ class DayScratch(Scratch):
     @property
     def models(self) -> Path:
         return self.day.work / "models"
+
+    def sidecar(self, *, ram_gb: float = 24, local_gb: float = 32) -> BlockService:
+        """With room for the longest prompt."""
+        return super().sidecar(ram_gb=ram_gb, local_gb=local_gb)
 
     def __exit__(self, *_: object) -> None:
         for log in self.root.glob("*.log"):
@@ -236,39 +242,6 @@ def planner(day: Day) -> Outcome:
             f"{ours.plan.layers_on_gpu}, of {ours.plan.layers}"
         )
     return outcome
-
-
-def tiering(day: Day) -> Outcome:
-    """Half of the layers hot, the others pinned: stored, restored after a restart, and requests of
-    two conversations in a race.
-    """
-    sizes = sizes_of(day)
-    env = PAGED | {"OLLAMA_KV_TIER_GATE": "restore", HOT: str(sizes.shape.layers // 2)}
-    prompt = demo.make_prompt(sizes.prompt_tokens)
-    with DayScratch(day) as scratch:
-        driver = OllamaDriver(day.program, scratch, ctx=sizes.num_ctx, env=env)
-        with contextlib.closing(driver):
-            shown = demo.show(driver, prompt, lambda text: print("*", text, flush=True))
-            differ = race(driver, sizes)
-    headings = ("request", "s to first token", "tokens restored", "as in memory")
-    rows = []
-    for row in shown.rows:
-        seconds, tokens = row.answer.seconds_to_first_token, row.answer.restored_tokens
-        rows.append((row.label, f"{seconds:.3f}", str(tokens), row.verdict))
-    lines = Table("", headings, rows, [f"Race: {differ} of {sizes.race} answers differ."]).lines()
-    why = "; ".join([*shown.failures, *([f"{differ} answers differ in a race"] if differ else [])])
-    return Outcome(FAILED if why else DONE, lines, {"race_differ": differ}, why=why)
-
-
-def race(driver: OllamaDriver, sizes: Sizes) -> int:
-    """How many of the requests, of two conversations in turn and without a pause, are not answered
-    as their conversation was before.
-    """
-    prompts = [demo.make_prompt(sizes.prompt_tokens // 2, seed) for seed in (2, 3)]
-    given = [driver.generate(prompts[number % 2], 8) for number in range(sizes.race + 6)]
-    answers = [(one.tokens, one.logprobs) for one in given]
-    # from 4 on all are stored and restored
-    return sum(answer != answers[4 + number % 2] for number, answer in enumerate(answers[6:]))
 
 
 def graphs(day: Day) -> Outcome:

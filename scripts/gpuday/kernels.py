@@ -56,7 +56,7 @@ def _report(out: Path, *words: str) -> tuple[list[Line], str]:
     command = (sys.executable, "-m", "ollama_tiering", "kernel", "report", "--out", str(out))
     done = _run(*command, *words)
     lines = [json.loads(line) for line in out.read_text().splitlines()] if out.is_file() else []
-    return lines, _last(done)
+    return lines, last_line(done)
 
 
 def of_report(lines: Sequence[Line], last: str) -> Outcome:
@@ -86,7 +86,7 @@ def suite(_day: Day) -> Outcome:
     # plugins of that Python may warn, which is not ours to fail for
     words = ("-q", "-p", "no:cacheprovider", "-m", "gpu", "-W", "default", "-k", "not bandwidth")
     done = _run(sys.executable, "-m", "pytest", *words, "tests/attention/gpu")
-    last = _last(done)
+    last = last_line(done)
     if done.returncode == 0 and "passed" in last:
         return Outcome(DONE, [f"`{last}`"])
     if done.returncode in (0, 5):  # all were skipped, which is no result
@@ -102,7 +102,7 @@ def sanitizer(_day: Day) -> Outcome:
     summary = [line.strip() for line in done.tail if "ERROR SUMMARY" in line]
     if done.returncode == 0 and summary and " 0 errors" in summary[-1]:
         return Outcome(DONE, [f"`{summary[-1]}`"])
-    return Outcome(FAILED, ["```text", *done.tail[-40:], "```"], why=_last(done))
+    return Outcome(FAILED, ["```text", *done.tail[-40:], "```"], why=last_line(done))
 
 
 def _run(*command: str, **env: str) -> Finished:
@@ -112,7 +112,7 @@ def _run(*command: str, **env: str) -> Finished:
     return done
 
 
-def _last(done: Finished) -> str:
+def last_line(done: Finished) -> str:
     """The last thing that was said which is not a cure."""
     said = [line.strip() for line in done.tail if line.strip() and not line.startswith("hint:")]
     return said[-1].removeprefix("error: ") if said else f"exit code {done.returncode}"

@@ -1,5 +1,5 @@
 """What has to travel to a machine with a GPU and no network, beside the checkout: the patched
-Ollama, GGML's sources to build libggml-cuda from, and the packages that our Python needs.
+Ollama and llama-server, libggml-cuda for each, and the packages that our Python needs.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import tarfile
 import tempfile
 from pathlib import Path
@@ -16,47 +17,88 @@ from ollama_tiering.config import MIB
 from ollama_tiering.errors import BuildError, UsageError
 from ollama_tiering.patchset import binary, finished, shim
 from ollama_tiering.patchset.pip import pip
+from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import run
-from scripts.gpuday.steps import ABOUT, GGML, PACK, PROGRAM, ROOT, SITE
+from scripts import llama_server
+from scripts.gpuday import compile
+from scripts.gpuday.steps import (
+    ABOUT,
+    CUDA_LLAMA_CPP,
+    CUDA_OLLAMA,
+    PACK,
+    PROGRAM,
+    ROOT,
+    SERVER,
+    SITE,
+    STOCK_SERVER,
+)
 
 _PYTHON = "3.12"  # of the machine; packages that are compiled are for one version
 _PLATFORMS = [f"manylinux{name}_x86_64" for name in ("_2_28", "_2_27", "2014", "2010", "1")]
 _LOCKS = ("requirements.lock", "requirements-models.lock")
+_PINNED = re.compile(r"^[a-z].*==.*\n(?: .*\n)*", re.MULTILINE)
+_TESTS = {
+    *("pytest", "pytest-timeout", "pytest-xdist", "execnet", "iniconfig", "pluggy", "packaging"),
+    *("hypothesis", "sortedcontainers", "pygments"),
+}
 _THERE_ALREADY = re.compile(r"^numpy==.*\n(?: .*\n)*", re.MULTILINE)  # large; CuPy brings it
 
 
 def make() -> None:
-    """Packs the newest patched Ollama."""
+    """Packs the newest patched Ollama, and the llama-server of scripts/llama_server.py."""
     began, program = begin(), binary.ready_binary()
     if program is None:
         raise UsageError("no patched Ollama is built", hint="`scripts/tiering patch` builds one")
+    server = llama_server.DEFAULT
+    if not (server / SERVER).is_file():
+        raise UsageError(f"no llama-server in {server}", hint="`make llama-server` builds one")
     tree = finished.source_of(program)
-    print(f"packing {program} and {tree / shim.GGML}, downloading packages", flush=True)
+    print(f"packing {program} and {server}, downloading packages", flush=True)
     variants = sorted((program.parent / "build/lib/ollama").glob("libggml-cpu-*.so"))
     about = {
         "build": tree.parent.name,
         "SHA-256": hashlib.sha256(program.read_bytes()).hexdigest(),
         "commit": began.code,
         "for": "all processors" if variants else f"processors like {this_machine(began)}",
+        "compiled": f"libggml-cuda for sm_{compile.ARCH}, CUDA {compile.MAJOR}",
     }
     PACK.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, tarfile.open(PACK, "w:xz") as archive:
         (Path(scratch) / ABOUT).write_text(json.dumps(about), encoding="utf-8")
         install(Path(scratch) / SITE)
+        for name, libraries in (CUDA_OLLAMA, of_ollama(tree)), (CUDA_LLAMA_CPP, of_llama_cpp()):
+            shutil.copytree(libraries, Path(scratch) / name, symlinks=True)
+        shim.put_beside(Path(scratch) / CUDA_OLLAMA, ROOT / "csrc/shim", tree, Report())
         archive.add(scratch, "")
         archive.add(program, f"{PROGRAM}/ollama")
         for library in variants:
             archive.add(library, f"{PROGRAM}/{library.name}")
-        for name in ("CMakeLists.txt", str(shim.GGML)):
-            archive.add(tree / name, f"{GGML}/{name}")
+        for name in (SERVER, STOCK_SERVER):
+            archive.add((server / name).parent, f"llama-server/{Path(name).parent}")
     print(f"{about['build']} for {about['for']} (`scripts/tiering patch --cpu variants`: for all)")
     print(f"{PACK.stat().st_size / MIB:.1f} MiB of 64, with the checkout: carry {PACK}")
     print('there: scripts/gpu_day run --out "$OUT" --minutes 9.5')
 
 
+def of_ollama(tree: Path) -> Path:
+    return compile.built("ollama", tree, shim.GGML)
+
+
+def of_llama_cpp() -> Path:
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(name, "ggml")  # an sdist lacks a file, and a copy may have it
+        shutil.copytree(llama_server.DEFAULT / "source/ggml", copy)
+        (copy / "ggml.pc.in").touch()
+        return compile.built("llama.cpp", copy, Path(), compile.LLAMA_CPP)
+
+
 def install(site: Path) -> None:
-    """Packages of the locks, for the machine's Python. BuildError if pip fails."""
+    """Packages of the locks, for the machine's Python; of those for development what runs tests.
+    BuildError if pip fails.
+    """
     locked = "".join((ROOT / name).read_text(encoding="utf-8") for name in _LOCKS)
+    testing = (ROOT / "requirements-dev.lock").read_text(encoding="utf-8")
+    locked += "".join(one for one in _PINNED.findall(testing) if one.split("==")[0] in _TESTS)
     site.mkdir()
     wanted = site / "requirements.txt"
     wanted.write_text(_THERE_ALREADY.sub("", locked), encoding="utf-8")

@@ -10,6 +10,7 @@ from scripts.gpuday.steps import BEGUN, DONE, FAILED, LACKING, TIMEOUT, Day, Out
 
 LEAST, MOST = "≥", "≤"
 BOUNDS = {
+    "restore": ("rows restored into VRAM, bytes/s ÷ pinned copy", LEAST, 0.80),
     "vram": ("VRAM decode ÷ device read rate, the least of all cases", LEAST, 0.70),
     "cold": ("cold decode ÷ pinned copy", LEAST, 0.95),
     "step": ("cold decode, step time ÷ max(copy, compute)", MOST, 1.10),

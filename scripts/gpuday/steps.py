@@ -26,7 +26,10 @@ from ollama_tiering.system.durable_file import replace_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PACK = ROOT / "build/gpu_day/pack.tar.xz"
-PROGRAM, GGML, SITE, ABOUT = "program", "ggml", "site", "pack.json"  # in it, and in the work folder
+# In it, and in the work folder.
+PROGRAM, SITE, ABOUT = "program", "site", "pack.json"
+CUDA_OLLAMA, CUDA_LLAMA_CPP = "cuda/ollama", "cuda/llama.cpp"
+SERVER, STOCK_SERVER = "build/bin/llama-server", "stock/llama-server"  # below llama-server/
 PACK_CURE = f"`scripts/gpu_day pack` where there is a network; carry {PACK.relative_to(ROOT)}"
 DONE, FAILED, LACKING, TIMEOUT, BEGUN = "done", "failed", "lacking", "timeout", "begun"
 STATE = "state.json"

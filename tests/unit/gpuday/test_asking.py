@@ -125,16 +125,3 @@ def test_all_hot_is_compared_with_stock(asker: FakeAsker) -> None:
     outcome = asking.graphs(DAY)
     assert outcome.bounds == {"all hot": pytest.approx(0.99)}
     assert len([line for line in outcome.lines if REFERENCE in line]) == 8
-
-
-def test_two_conversations_in_a_race_are_answered_as_before() -> None:
-    class Driver:
-        asked = 0
-
-        def generate(self, prompt: str, _: int) -> Generated:
-            self.asked += 1
-            return Generated(["another" if self.asked in (1, 9) else prompt[:9]])
-
-    driver, sizes = Driver(), asking.sizes_of(DAY)
-    assert asking.race(driver, sizes) == 1  # type: ignore[arg-type]
-    assert driver.asked == sizes.race + 6

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from ollama_tiering import config
+from ollama_tiering.errors import MissingTool
 from ollama_tiering.patchset import binary, finished
 from ollama_tiering.patchset.run import Finished
-from scripts.gpuday import command, machine, pack, steps
-from scripts.gpuday.steps import DONE, LACKING, PACK_CURE, Day, Outcome
+from ollama_tiering.patchset.tools import Cuda
+from scripts.gpuday import command, compile, machine, pack, steps
+from scripts.gpuday.steps import DONE, LACKING, PACK_CURE, Day
 
 CARDS = [
     "NVIDIA H100 80GB HBM3, 580.159.04, 81559 MiB, 9.0, 5",
@@ -27,14 +30,20 @@ def write(folder: Path, *names: str) -> None:
 
 @pytest.fixture
 def day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Day:
-    """Its pack is made of a finished build and its tree, as they lie in the product's cache."""
+    """Its pack is made of what lies in the product's cache: finished builds, and libggml-cuda."""
     write(tmp_path, f"{BUILD}/ollama")
-    ggml = "ml/backend/ggml/ggml/src/ggml.c"
-    write(tmp_path / "trees/v0.16.3-native/src", "CMakeLists.txt", "main.go", ggml)
+    write(tmp_path / "trees/v0.16.3-native/src", "CMakeLists.txt", "main.go")
+    write(tmp_path / "servers", "build/bin/llama-server", "stock/llama-server", "source/README")
+    write(tmp_path / "cuda", "libggml-cuda.so", "libggml-base.so.0.0.0")
+    (tmp_path / "cuda/libggml-base.so.0").symlink_to("libggml-base.so.0.0.0")
     monkeypatch.setattr(binary, "ready_binary", lambda: tmp_path / BUILD / "ollama")
     monkeypatch.setattr(finished, "folder_of", lambda program: program.parent)
     monkeypatch.setattr(config, "cache_dir", lambda: tmp_path)
     monkeypatch.setattr(pack, "install", lambda site: write(site, "thing/__init__.py"))
+    monkeypatch.setattr(pack.llama_server, "DEFAULT", tmp_path / "servers")
+    for name in ("of_ollama", "of_llama_cpp"):
+        monkeypatch.setattr(pack, name, lambda *_: tmp_path / "cuda")
+    monkeypatch.setattr(pack.shim, "put_beside", lambda folder, *_: write(folder, "shim"))
     for module in (command, pack):
         monkeypatch.setattr(module, "PACK", tmp_path / "pack.tar.xz")
     monkeypatch.setattr(machine, "gpus", lambda: CARDS)
@@ -53,9 +62,11 @@ def unpack(day: Day, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def test_what_is_unpacked_is_what_was_packed(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries = ("libggml-cuda.so", "libggml-base.so.0", "libggml-base.so.0.0.0")
     packed = {
-        *("pack.json", "site/thing/__init__.py", "program/ollama", "ggml/CMakeLists.txt"),
-        "ggml/ml/backend/ggml/ggml/src/ggml.c",
+        *("pack.json", "site/thing/__init__.py", "program/ollama", "cuda/ollama/shim"),
+        *("llama-server/build/bin/llama-server", "llama-server/stock/llama-server"),
+        *(f"cuda/{engine}/{name}" for engine in ("ollama", "llama.cpp") for name in libraries),
     }
     assert unpack(day, monkeypatch) == packed
     assert (day.work / "program/ollama").read_text() == f"{BUILD}/ollama"
@@ -88,72 +99,87 @@ def test_gpus_are_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "run", lambda *_, **__: Finished(0, said.pop(0), ()))
     assert machine.gpus() == CARDS
     assert machine.gpus() == []
-    assert list(map(machine.architecture, CARDS)) == ["90a-real", "52-real"]
 
 
-def test_a_compiler_without_cublas_is_put_together_with_wheels(
+NVIDIAS = ("libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13")
+
+
+def test_nvidias_libraries_are_the_compilers_own_or_those_of_wheels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cuda, site, folder = tmp_path / "cuda", tmp_path / "site", tmp_path / "toolkit"
-    write(cuda, "bin/nvcc", "include/cuda_runtime.h", "lib64/libcudart.so", "lib64/libcudadevrt.a")
-    write(site / "nvidia/cu13", "include/cublas_v2.h", "lib/libcublas.so.13")
-    write(site / "nvidia/cudnn", "include/cudnn.h", "lib/libcudnn.so.9")
+    cuda, site = tmp_path / "toolkit", tmp_path / "site"
     monkeypatch.setattr(machine.sys, "path", [str(site)])
-    assert machine.toolkit(cuda / "bin/nvcc", folder) == folder
-    names = {
-        path.name for place in ("bin", "include", "lib64") for path in (folder / place).iterdir()
-    }
-    assert names == {
-        *("nvcc", "cuda_runtime.h", "cublas_v2.h", "libcudart.so", "libcudadevrt.a"),
-        *("libcublas.so", "libcublas.so.13"),
-    }
-    write(cuda, "lib64/libcublas.so", "lib64/libcublasLt.so")
-    assert machine.toolkit(cuda / "bin/nvcc", folder) == cuda  # whole
+    monkeypatch.setattr(machine.tools, "find_cuda", lambda: None)
+    with pytest.raises(MissingTool, match=r"no libcudart\.so\.13"):
+        machine.nvidias()
+    write(site / "nvidia/cu13/lib", *NVIDIAS)
+    write(site / "nvidia/cudnn/lib", "libcudnn.so.9")
+    assert machine.nvidias() == [site / "nvidia/cu13/lib" / name for name in NVIDIAS]
+    write(cuda, "bin/nvcc", "lib64/libcudart.so.13")
+    monkeypatch.setattr(machine.tools, "find_cuda", lambda: Cuda(cuda / "bin/nvcc", 13))
+    assert machine.nvidias()[:2] == [
+        *(cuda / "lib64/libcudart.so.13", site / "nvidia/cu13/lib/libcublas.so.13")
+    ]
 
 
-FAKES = {
-    "nvcc": "echo release 13.0, V13.0.88",
-    "ldconfig": "",
-    "cmake": """[ "$1" = --version ] && echo cmake version 3.28.0 && exit
-echo "$@" >>"$0.said"
-[ "$1" = --build ] || exit 0
-mkdir -p "$2/lib/ollama" && cd "$2/lib/ollama" && touch libggml-cuda.so libggml-base.so.0.0.0
-ln -s libggml-base.so.0.0.0 libggml-base.so.0""",
-}
-
-
-def test_the_library_is_built_and_an_ollama_installed_as_a_release_is(
+def test_an_ollama_is_installed_as_a_release_is(
     day: Day, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name, says in FAKES.items():
-        write(tmp_path, f"cuda/bin/{name}")
-        (tmp_path / "cuda/bin" / name).write_text(f"#!/bin/sh\n{says}\n")
-        (tmp_path / "cuda/bin" / name).chmod(0o755)
-    lib64 = ("libcudart.so", "libcudart.so.13", "libcublas.so", "libcublasLt.so")
-    write(tmp_path / "cuda/lib64", *lib64)
-    write(day.work / "program", "ollama", "libggml-cpu-haswell.so")
-    monkeypatch.setenv("PATH", f"{tmp_path}/cuda/bin:/usr/bin:/bin")
-    monkeypatch.setattr(machine.shim, "put_beside", lambda folder, *_: write(folder, "shim"))
-    day.outcomes["look"] = Outcome(DONE, figures={"gpus": CARDS})
-    outcome = machine.library(day)
-    assert outcome.lines[0].startswith("libggml-cuda.so for sm_90a-real by CUDA 13")
-    said = (tmp_path / "cuda/bin/cmake.said").read_text()
-    assert "-DCMAKE_CUDA_ARCHITECTURES=90a-real" in said
-    assert "-DGGML_CUDA_NO_VMM=ON" in said  # no libcuda anywhere: the older way to memory
-    assert day.program.read_text() == "ollama"
+    write(tmp_path / BUILD / "build/lib/ollama", "libggml-cpu-haswell.so")
+    unpack(day, monkeypatch)
+    write(tmp_path / "nvidia", *NVIDIAS)
+    found = [tmp_path / "nvidia" / name for name in NVIDIAS]
+    monkeypatch.setattr(machine, "nvidias", lambda: found)
+    assert machine.library(day).lines == [f"- {path}" for path in found]
+    assert day.program.read_text() == f"{BUILD}/ollama"
     lib = day.work / "ollama/lib/ollama"
     assert {path.name for path in (lib / "cuda_v13").iterdir()} == {
-        *("libggml-cuda.so", "libcudart.so.13", "shim")
+        *("libggml-cuda.so", "shim", *NVIDIAS)
     }
     assert (lib / "libggml-base.so.0").is_symlink()
     assert (lib / "libggml-cpu-haswell.so").is_file()
+    assert (day.work / "cuda/llama.cpp/libcublas.so.13").read_text() == "libcublas.so.13"
 
 
-def test_the_drivers_own_library_is_taken_where_the_toolkit_has_no_stub(
+def test_a_toolkit_is_made_of_wheels_with_a_stub_of_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = Finished(0, "\tlibcuda.so.1 (libc6) => /lib/libcuda.so.1\n", ())
-    monkeypatch.setattr(machine, "run", lambda *_: said)
-    assert "-DCUDA_cuda_driver_LIBRARY=/lib/libcuda.so.1" in machine.options(tmp_path, "90a-real")
-    write(tmp_path, "lib64/stubs/libcuda.so")
-    assert "cuda_driver" not in str(machine.options(tmp_path, "90a-real"))
+    def install(*words: object, **_: object) -> Finished:
+        site = Path(str(words[words.index("--target") + 1]))
+        write(site / "nvidia/cu13", "bin/nvcc", "lib/libcublas.so.13", "include/cublas_v2.h")
+        return Finished(0, "", ())
+
+    monkeypatch.setattr(config, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(compile, "run", install)
+    source = tmp_path / "source/common.cuh"
+    source.parent.mkdir()
+    source.write_text("CU_CHECK(cuMemCreate(&handle, size)); cudaMalloc(&p); cuGetErrorString(e);")
+    for _ in range(2):  # the second finds it
+        root = compile.toolkit(source.parent)
+    assert (root / "lib64/libcublas.so").read_text() == "lib/libcublas.so.13"
+    said = subprocess.run(["nm", "-D", root / "lib/stubs/libcuda.so"], capture_output=True)
+    functions = {line.split()[-1] for line in said.stdout.decode().splitlines() if " T " in line}
+    assert functions == {"cuMemCreate", "cuGetErrorString"}
+
+
+def test_what_was_compiled_is_found_again_until_its_sources_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Path] = []
+
+    def fake(source: Path, build: Path, _: object) -> list[Path]:
+        compiled.append(source)
+        write(build, "libggml-cuda.so", "libggml-base.so.0")
+        return [build / "libggml-cuda.so", build / "libggml-base.so.0"]
+
+    monkeypatch.setattr(config, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(compile, "_compiled", fake)
+    source = tmp_path / "source"
+    write(source, "CMakeLists.txt", "ggml/a.cu")
+    first = compile.built("x", source, Path("ggml"))
+    assert {path.name for path in first.iterdir()} == {"libggml-cuda.so", "libggml-base.so.0"}
+    write(source, "CMakeLists.txt")
+    assert compile.built("x", source, Path("ggml")) == first
+    (source / "ggml/a.cu").write_text("other")
+    assert compile.built("x", source, Path("ggml")) != first
+    assert len(compiled) == 2

@@ -120,7 +120,7 @@ def test_without_a_gpu_each_step_says_so(
         assert (outcome.status, outcome.why) == (LACKING, "no GPU: nvidia-smi does not answer")
     text = (tmp_path / "out/report.md").read_text()
     assert text.startswith("# A day with a GPU\n\n- Machine: ")
-    assert text.count("open: not measured") == 6
+    assert text.count("open: not measured") == 7
     assert "stock: not possible: no GPU" in capsys.readouterr().out
     assert "===== look" in (tmp_path / "out/steps.log").read_text()
 
@@ -138,8 +138,35 @@ def test_the_same_command_goes_on_where_it_ended(
 
     monkeypatch.setattr(steps, "launch", fake)
     words = ["run", f"--out={tmp_path}/out", f"--work={tmp_path}/work"]
-    assert command.main([*words, "--minutes", "1"]) == 1  # not all have the time
+    assert command.main([*words, "--minutes", "0.45"]) == 1  # not all have the time
     assert begun == ["look"]
     assert command.main(words) == 0
     assert len(begun) == len(command.STEPS)
     assert Day.read(tmp_path / "out").outcomes == Day.read(tmp_path / "work").outcomes
+
+
+def test_some_steps_are_done_with_what_they_need_and_several_runs_make_one_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "PACK", tmp_path)
+
+    def fake(day: Day, step: Step, _: float) -> Outcome:
+        (day.work / f"{step.name}.log").touch()
+        return Outcome(DONE, [f"{day.out.name} did {step.name}"])
+
+    monkeypatch.setattr(steps, "launch", fake)
+    for name, only in ("a", "stock,rates"), ("b", "rates,gate"):
+        words = [f"--out={tmp_path}/{name}", f"--work={tmp_path}/work-{name}", f"--only={only}"]
+        assert command.main(["run", *words]) == 0
+    done = Day.read(tmp_path / "a").outcomes
+    assert set(done) == {"look", "library", "model", "csrc", "rates", "stock"}
+    capsys.readouterr()
+    states = [f"{tmp_path}/{name}/{steps.STATE}" for name in ("a", "b")]
+    assert command.main(["report", *states]) == 0
+    said = capsys.readouterr().out
+    assert "a did stock" in said
+    assert "b did rates" in said
+    assert "b did gate" in said
+    assert "a did rates" not in said
+    with pytest.raises(SystemExit):
+        command.main(["run", "--only=rate"])

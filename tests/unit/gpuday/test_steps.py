@@ -99,7 +99,7 @@ def test_a_bound_holds_or_not_or_was_not_measured() -> None:
     text = report.text(day, STEPS)
     assert f"| {BOUNDS['all hot'][0]} | ≥ 0.98 | 0.981 | holds |" in text
     assert f"| {BOUNDS['step'][0]} | ≤ 1.1 | 1.200 | **does not hold** |" in text
-    assert text.count("| - | open: not measured |") == 4
+    assert text.count("| - | open: not measured |") == 5
     day.stand_in = Path("ollama")
     text = report.text(day, STEPS)
     assert "**No GPU was used.**" in text

@@ -14,13 +14,14 @@ import pytest
 from ollama_tiering.store.block.blockfile import buffer_reader, read_meta
 from tests.engine.harness import BLOCK_TOKENS, Sidecar
 from tests.engine.test_restore import LookupTooSlow, until_heard
-from tests.engine_vulkan.engines import CHARACTERS, TWO, End, Engine, Said
+from tests.engine_gpu.engines import CHARACTERS, End, Engine, Said
 
 Begin = Callable[..., Engine]
 
 FIRST, MORE = 150, (30, 20, 10)  # tokens of the prompts, those of the answers beside them
 GO, CPP = "Ollama", "llama-server"
 ON = {"-fa": "on", "-np": "1"}
+TWO = {"devices": 2}
 Q8 = {"OLLAMA_KV_CACHE_TYPE": "q8_0"}
 Q8_CPP = {"-ctk": "q8_0", "-ctv": "q8_0"}
 SLOTS, SLOTS_CPP = {"OLLAMA_NUM_PARALLEL": "2"}, {"-np": "2", "--no-kv-unified": ""}

@@ -1,4 +1,4 @@
-"""Engines whose layers are on GGML's Vulkan backend, driven alike: Ollama's own two, and
+"""Engines whose layers are on a GPU backend of GGML, driven alike: Ollama's own two, and
 llama-server.
 
 A character of a prompt is a token. `End` is how a process loses what it has in memory.
@@ -10,9 +10,7 @@ import contextlib
 import enum
 import http.client
 import json
-import os
 import re
-import shutil
 import signal
 import string
 import time
@@ -22,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ollama_tiering import config
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.engine.attention.fake_gpu import offloaded
 from tests.engine.harness import Server, Sidecar, wait_until
+from tests.engine_gpu.backends import Backend
 from tests.engine_llama_server.server import LlamaServer, request
 from tests.engine_llama_server.test_llama_server import report
 from tests.engine_llama_server.test_states import settled
@@ -34,13 +32,7 @@ COUNT = 6  # tokens of an answer
 SECONDS = 400.0  # for a start or an answer: a first one compiles pipelines on a busy machine
 OF_ANSWERS = 0xE000  # characters that stand for what llama-server answered, a token each
 CHARACTERS = string.ascii_letters + string.digits + " "
-# A device of type CPU is used only where it is named. Compiled pipelines are kept for other tests.
-DEVICE: Mapping[str, str] = {
-    "GGML_VK_VISIBLE_DEVICES": "0",
-    "XDG_CACHE_HOME": str(config.cache_dir() / "vulkan" / "pipelines"),
-}
 LATE = (pb.SHORTFALL_SIDECAR_LATE, pb.SHORTFALL_SIDECAR_AWAY)
-TWO = {"GGML_VK_VISIBLE_DEVICES": "0,0"}
 
 
 class End(enum.Enum):
@@ -102,11 +94,13 @@ class Ollama:
         models: Path,
         model: str,
         sidecar: Sidecar | None,
+        backend: Backend,
         env: Mapping[str, str],
         **options: Any,
     ) -> None:
         self._model, self._options, self._sidecar = model, options, sidecar
-        given = {"OLLAMA_VULKAN": "1", "OLLAMA_FLASH_ATTENTION": "1", **DEVICE, **env}
+        self._said = f"library={backend.name}"
+        given = {"OLLAMA_FLASH_ATTENTION": "1", **backend.env, **env}
         given["OLLAMA_LOAD_TIMEOUT"] = f"{SECONDS:.0f}s"
         socket = sidecar.socket if sidecar else None
         self.server = Server(binary, folder, models, socket=socket, env=given)
@@ -154,7 +148,7 @@ class Ollama:
         return next(one.reason for one in stat.runners if one.pid == pid)
 
     def on_device(self) -> bool:
-        return offloaded(self.server)[0] > 0 and "library=Vulkan" in self.server.log_text()
+        return offloaded(self.server)[0] > 0 and self._said in self.server.log_text()
 
     def close(self) -> None:
         self.server.__exit__()
@@ -169,17 +163,18 @@ class LlamaCpp:
         folder: Path,
         model: Path,
         sidecar: Sidecar | None,
+        backend: Backend,
         env: Mapping[str, str],
         *options: str,
     ) -> None:
-        self._sidecar, self._asked, self._slot = sidecar, 0, 0
+        self._sidecar, self._backend, self._asked = sidecar, backend, 0
         engine = None if sidecar is None else sidecar.socket.with_name("s.engine")
         folder.mkdir(parents=True, exist_ok=True)
         self.server = Patient(
             *(program, model, folder / "log"),
             *("-c", "1024", "--no-context-shift", "-lv", "4", *options),
             sidecar=engine,
-            env={**DEVICE, **env},
+            env={**backend.env, **env},
         )
 
     def start(self) -> None:
@@ -239,7 +234,8 @@ class LlamaCpp:
         return next(one.reason for one in stat.runners if one.pid == pid)
 
     def on_device(self) -> bool:
-        return bool(re.search(r"Vulkan\d (KV|RS) buffer size", self.server.log.read_text()))
+        said = rf"{self._backend.name}\d (KV|RS) buffer size"
+        return bool(re.search(said, self.server.log.read_text()))
 
     def close(self) -> None:
         if self.server.process is not None and self.server.process.poll() is None:
@@ -270,30 +266,3 @@ class Patient(LlamaServer):
     """A device that is a program takes its time."""
 
     start_seconds = request_seconds = SECONDS
-
-
-def on_vulkan(program: Path, library: Path, folder: Path) -> Path:
-    """A program that starts this llama-server with a device. It has to be the first option: else
-    the library is not looked for.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    script = folder / "llama-server"
-    devices = "case $GGML_VK_VISIBLE_DEVICES in *,*) on=Vulkan0,Vulkan1 ;; *) on=Vulkan0 ;; esac"
-    script.write_text(
-        f"#!/bin/sh\n{devices}\nexport GGML_BACKEND_PATH='{library}'\n"
-        f"exec '{program}' --device $on -ngl 99 \"$@\"\n",
-        encoding="utf-8",
-    )
-    script.chmod(0o755)
-    return script
-
-
-def install(binary: Path, libraries: Path, folder: Path) -> Path:
-    """An Ollama in `folder` that finds these libraries, as an installed one has them."""
-    lib = folder / "lib/ollama"
-    (lib / "vulkan").mkdir(parents=True)
-    (folder / "bin").mkdir()
-    for file in libraries.glob("libggml-base.so*"):
-        shutil.copy2(file, lib, follow_symlinks=False)
-    os.link(libraries / "libggml-vulkan.so", lib / "vulkan/libggml-vulkan.so")
-    return Path(shutil.copy2(binary, folder / "bin/ollama"))

@@ -1,10 +1,11 @@
-"""Ollama's two engines and llama-server on a GPU that is a program: GGML's own Vulkan backend, on
-Mesa's lavapipe.
+"""Ollama's two engines and llama-server on a GPU: GGML's Vulkan backend on Mesa's lavapipe, a GPU
+that is a program, or its CUDA backend on an NVIDIA card.
 
-OLLAMA_TIERING_TEST_VULKAN            folder with libggml-vulkan.so for v0.16.3
-OLLAMA_TIERING_TEST_VULKAN_LLAMA_CPP  the same for the llama-server of scripts/llama_server.py
+OLLAMA_TIERING_TEST_GPU            folder with libggml-vulkan.so or libggml-cuda.so for v0.16.3
+OLLAMA_TIERING_TEST_GPU_LLAMA_CPP  the same for the llama-server of scripts/llama_server.py
 
-`make vulkan` builds both, sets the variables and runs these tests; without, they are skipped. The
+`make vulkan` builds both for Vulkan, sets the variables and runs these tests, and so does
+`scripts/gpu_day run` for CUDA; without, they are skipped. The
 programs are those of tests/engine and tests/engine_llama_server. Where the former names no stock
 Ollama, its place is taken by the patched one with tiering off, which answers as stock does
 (tests/engine/test_off.py).
@@ -23,12 +24,13 @@ from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import ModelShape, make_shape
 from tests.engine.conftest import binary, stock_binary  # noqa: F401
 from tests.engine.harness import Server, Sidecar
+from tests.engine_gpu.backends import Backend, backend_of, install, with_device
+from tests.engine_gpu.engines import Engine, LlamaCpp, Ollama
 from tests.engine_llama_server.conftest import patched, stock  # noqa: F401
-from tests.engine_vulkan.engines import Engine, LlamaCpp, Ollama, install, on_vulkan
 from tests.places import short_directory
 
-OLLAMA = "OLLAMA_TIERING_TEST_VULKAN"
-LLAMA_CPP = "OLLAMA_TIERING_TEST_VULKAN_LLAMA_CPP"
+OLLAMA = "OLLAMA_TIERING_TEST_GPU"
+LLAMA_CPP = "OLLAMA_TIERING_TEST_GPU_LLAMA_CPP"
 STOCK = "OLLAMA_TIERING_TEST_STOCK"
 SECONDS = 1800  # for a test: where cores are shared, a device that is a program waits for them
 
@@ -48,13 +50,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SECONDS, func_only=True), append=False)
 
 
-def _libraries(variable: str) -> Path:
+def _libraries(variable: str) -> tuple[Path, Backend]:
     value = os.environ.get(variable)
     if not value:
-        pytest.skip(f"{variable} names no libggml-vulkan; `make vulkan` builds it")
-    folder = Path(value)
-    assert (folder / "libggml-vulkan.so").is_file(), f"{variable}={value} has no libggml-vulkan.so"
-    return folder
+        pytest.skip(f"{variable} names no backend of a GPU; `make vulkan` builds one")
+    backend = backend_of(Path(value))
+    assert backend is not None, f"{variable}={value} has no library of GGML for a GPU"
+    return Path(value), backend
+
+
+@pytest.fixture(scope="session")
+def backend() -> Backend:
+    """Of the engines."""
+    return _libraries(OLLAMA if os.environ.get(OLLAMA) else LLAMA_CPP)[1]
 
 
 @pytest.fixture(scope="session")
@@ -80,20 +88,20 @@ def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
 
 
 @pytest.fixture(scope="session")
-def with_vulkan(
+def installed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
     """Ollama's program of this fixture, beside GGML's library as an installed one has it."""
     there: dict[str, Path] = {}
 
-    def installed(fixture: str) -> Path:
+    def with_libraries(fixture: str) -> Path:
         if fixture not in there:
-            libraries = _libraries(OLLAMA)
             program: Path = request.getfixturevalue(fixture)
-            there[fixture] = install(program, libraries, tmp_path_factory.mktemp(fixture))
+            folder = tmp_path_factory.mktemp(fixture)
+            there[fixture] = install(program, *_libraries(OLLAMA), folder)
         return there[fixture]
 
-    return installed
+    return with_libraries
 
 
 @pytest.fixture(scope="session")
@@ -122,11 +130,11 @@ def begin(
     request: pytest.FixtureRequest,
     ggufs: Callable[[str], Path],
     made: Callable[[str], Path],
-    with_vulkan: Callable[[str], Path],
+    installed: Callable[[str], Path],
     tmp_path: Path,
 ) -> Iterator[Callable[..., Engine]]:
     """Starts an engine with a model, tiered if a sidecar is given. `how`: variables of its process,
-    in capitals; options of llama-server, or of requests to Ollama.
+    in capitals; options of llama-server, or of requests to Ollama; how many devices it is shown.
     """
     begun: list[Engine] = []
 
@@ -134,19 +142,23 @@ def begin(
         kind: str, model: str, how: Mapping[str, Any], sidecar: Sidecar | None = None
     ) -> Engine:
         folder = tmp_path / f"engine{len(begun)}"
+        libraries, backend = _libraries(LLAMA_CPP if kind == "llama-server" else OLLAMA)
         env = {name: str(value) for name, value in how.items() if name.isupper()}
-        options = {name: value for name, value in how.items() if name not in env}
+        if how.get("devices", 1) > 1:
+            if not backend.two:
+                pytest.skip(f"one device, and {backend.name} cannot show it twice")
+            env |= backend.two
+        options = {k: v for k, v in how.items() if k not in env and k != "devices"}
         engine: Engine
         if kind == "llama-server":
-            library = _libraries(LLAMA_CPP) / "libggml-vulkan.so"
             program = request.getfixturevalue("patched" if sidecar else "stock")
-            script = on_vulkan(program, library, folder)
+            script = with_device(program, libraries, folder, backend, env)
             words = [word for pair in options.items() for word in pair if word]
-            engine = LlamaCpp(script, folder, ggufs(model), sidecar, env, *words)
+            engine = LlamaCpp(script, folder, ggufs(model), sidecar, backend, env, *words)
         else:
             without = "stock_binary" if STOCK in os.environ else "binary"
-            program = with_vulkan("binary" if sidecar else without)
-            engine = Ollama(program, folder, made(model), model, sidecar, env, **options)
+            program = installed("binary" if sidecar else without)
+            engine = Ollama(program, folder, made(model), model, sidecar, backend, env, **options)
         begun.append(engine)
         engine.start()
         return engine
