@@ -176,7 +176,8 @@ class Bench:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "LLAMA_"))}
         if self._given.gpu:
             env |= {"GGML_BACKEND_PATH": str(self._given.gpu / "libggml-cuda.so")}
-            env |= {"LD_LIBRARY_PATH": str(self._given.gpu)}
+            libraries = [str(self._given.gpu), os.environ.get("LD_LIBRARY_PATH", "")]
+            env |= {"LD_LIBRARY_PATH": ":".join(filter(None, libraries))}
         env |= {"LLAMA_ARG_CACHE_RAM": str(cache_mib)}
         if socket:
             env |= {"OLLAMA_KV_TIER_ENGINE_SOCKET": f"{socket}.engine"}

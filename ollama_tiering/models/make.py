@@ -1,4 +1,4 @@
-"""Writes a GGUF of a Shape with seeded random weights, one tensor at a time.
+"""Writes a GGUF of a Shape with seeded random weights, as many tensors at a time as processors.
 
 The same shape and seed give the same bytes: weights come from PCG64's raw stream (stable
 across NumPy versions, unlike its distributions), one stream per tensor name. The file appears

@@ -77,7 +77,7 @@ def with_device(
     script = folder / "llama-server"
     script.write_text(
         f"#!/bin/sh\nexport GGML_BACKEND_PATH='{libraries / backend.library}'\n"
-        f"export LD_LIBRARY_PATH='{libraries}'\n"
+        f"export LD_LIBRARY_PATH='{libraries}'${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\n"
         f"exec '{program}' --device {backend.devices(env)} -ngl 99 \"$@\"\n",
         encoding="utf-8",
     )

@@ -5,10 +5,9 @@ OLLAMA_TIERING_TEST_GPU            folder with libggml-vulkan.so or libggml-cuda
 OLLAMA_TIERING_TEST_GPU_LLAMA_CPP  the same for the llama-server of scripts/llama_server.py
 
 `make vulkan` builds both for Vulkan, sets the variables and runs these tests, and so does
-`scripts/gpu_day run` for CUDA; without, they are skipped. The
-programs are those of tests/engine and tests/engine_llama_server. Where the former names no stock
-Ollama, its place is taken by the patched one with tiering off, which answers as stock does
-(tests/engine/test_off.py).
+`scripts/gpu_day run` for CUDA; without, they are skipped. The programs are those of tests/engine
+and tests/engine_llama_server. Where the former names no stock Ollama, its place is taken by the
+patched one with tiering off, which answers as stock does (tests/engine/test_off.py).
 """
 
 from __future__ import annotations

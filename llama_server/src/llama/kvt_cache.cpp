@@ -54,6 +54,18 @@ bool describe(const ggml_tensor * view, bool is_v, int32_t layer, plane & out) {
     return ggml_blck_size(view->type) == 1 && view->nb[0] == out.element_bytes && view->nb[1] == out.head_dim*out.column_bytes;
 }
 
+// The backend that computes with what lies in this buffer, in its own order; nullptr if that is the host.
+ggml_backend_t queue_of(llama_context * ctx, ggml_backend_buffer_t buffer) {
+    ggml_backend_sched_t sched = ctx->get_sched();
+    for (int i = 0; buffer != nullptr && !ggml_backend_buffer_is_host(buffer) && i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        ggml_backend_t queue = ggml_backend_sched_get_backend(sched, i);
+        if (ggml_backend_get_default_buffer_type(queue) == ggml_backend_buffer_get_type(buffer)) {
+            return queue;
+        }
+    }
+    return nullptr;
+}
+
 // Calls each(first, count, cell) for runs of cells that follow each other.
 template <typename F> void each_run(const uint32_t * cells, size_t count, F && each) {
     for (size_t i = 0; i < count;) {
@@ -277,10 +289,10 @@ char * host_row(const plane & of, uint32_t cell) {
     return host ? static_cast<char *>(of.tensor->data) + of.offset + cell*of.row_bytes : nullptr;
 }
 
-void write_rows(const plane & to, const uint32_t * cells, size_t count, const char * rows) {
+void row_writer::write(const plane & to, const uint32_t * cells, size_t count, const char * rows) {
     if (!to.transposed) {
         each_run(cells, count, [&](size_t i, size_t n, size_t cell) {
-            ggml_backend_tensor_set(to.tensor, rows + i*to.row_bytes, to.offset + cell*to.row_bytes, n*to.row_bytes);
+            set(to.tensor, rows + i*to.row_bytes, to.offset + cell*to.row_bytes, n*to.row_bytes);
         });
         return;
     }
@@ -293,6 +305,24 @@ void write_rows(const plane & to, const uint32_t * cells, size_t count, const ch
         each_run(cells, count, [&](size_t i, size_t n, size_t cell) {
             ggml_backend_tensor_set(to.tensor, column.data() + i*size, to.offset + element*to.column_bytes + cell*size, n*size);
         });
+    }
+}
+
+void row_writer::set(ggml_tensor * to, const void * from, size_t offset, size_t bytes) {
+    ggml_backend_t queue = queue_of(ctx_, to->buffer);
+    if (queue == nullptr) {
+        ggml_backend_tensor_set(to, from, offset, bytes);
+        return;
+    }
+    if (std::find(copying_.begin(), copying_.end(), queue) == copying_.end()) {
+        copying_.push_back(queue);
+    }
+    ggml_backend_tensor_set_async(queue, to, from, offset, bytes);
+}
+
+row_writer::~row_writer() {
+    for (ggml_backend_t queue : copying_) {
+        ggml_backend_synchronize(queue);
     }
 }
 

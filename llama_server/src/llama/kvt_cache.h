@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+struct ggml_backend;
 struct ggml_tensor;
 struct llama_context;
 class llama_kv_cache;
@@ -72,8 +73,26 @@ void drop_rows(llama_kv_cache & cache, int32_t seq, int32_t position);
 // Whether a row has more than one position (M-RoPE).
 bool has_axes(llama_context * ctx);
 
-// Rows of `count` cells, one after the other, out of the plane and into it.
+// Rows of `count` cells, one after the other, out of the plane.
 void read_rows(const plane & from, const uint32_t * cells, size_t count, char * out);
-void write_rows(const plane & to, const uint32_t * cells, size_t count, const char * rows);
+
+// Writes rows of `count` cells. A device's memory gets them in the device's own order, one copy behind the other, before whatever
+// it is given to compute later: to wait for each of a block's copies takes longer than they do. The rows stay until its end, which
+// waits for all.
+class row_writer {
+public:
+    explicit row_writer(llama_context * ctx) : ctx_(ctx) {}
+    ~row_writer();
+    row_writer(const row_writer &) = delete;
+    row_writer & operator=(const row_writer &) = delete;
+
+    void write(const plane & to, const uint32_t * cells, size_t count, const char * rows);
+
+private:
+    void set(ggml_tensor * to, const void * from, size_t offset, size_t bytes);
+
+    llama_context * const ctx_;
+    std::vector<ggml_backend *> copying_;
+};
 
 } // namespace kvt

@@ -148,11 +148,12 @@ bool put_windows(llama_context * ctx, int32_t seq, checkpoints & all, uint32_t h
     if (cells.empty()) {
         return false;
     }
+    row_writer copies(ctx);
     for (const auto & one : windows) {
         const uint32_t rows = std::min(one.rows, n_tokens - one.first);
         const char * at = one.bytes.data();
         for (const auto & plane : planes_of(*parts.window, seq, parts.has_v, why)) {
-            write_rows(plane, cells.data() + (one.first - first), rows, at);
+            copies.write(plane, cells.data() + (one.first - first), rows, at);
             at += one.rows*plane.row_bytes;
         }
     }

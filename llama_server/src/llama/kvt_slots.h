@@ -138,8 +138,9 @@ public:
         if (cells.empty()) {
             return false;
         }
+        row_writer copies(slot_.ctx_tgt);
         for (const auto & plane : planes_) {
-            write_rows(plane, cells.data(), rows, block + skip*plane.row_bytes);
+            copies.write(plane, cells.data(), rows, block + skip*plane.row_bytes);
             block += block_rows*plane.row_bytes;
         }
         rows_ += rows;

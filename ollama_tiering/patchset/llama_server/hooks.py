@@ -145,6 +145,7 @@ NEEDED: Final = (
     NeededText(_CELLS, "llama_kv_cells::used_max_p1", r"used_max_p1\(\) const"),
     NeededText("src/llama-batch.h", "llama_batch_allocr::ubatch_reserve", r"ubatch_reserve\("),
     NeededText("src/llama-context.h", "llama_context::get_cparams", r"get_cparams\(\) const;"),
+    NeededText("src/llama-context.h", "llama_context::get_sched", r"get_sched\(\) const;"),
     NeededText(
         "src/llama-context.h",
         "llama_context::memory_update",

@@ -27,7 +27,7 @@ type rowCopy struct {
 	f       *fetch
 	from    int // position of the first of cells
 	cells   []int32
-	buffers sync.Pool    // *[]byte, one for each goroutine
+	buffers chan []byte  // one for each goroutine
 	checked atomic.Int64 // nanoseconds of reading with checksums, over all goroutines
 
 	mu     sync.Mutex
@@ -40,9 +40,9 @@ type rowCopy struct {
 // can't. An error says that none can be used.
 func (t *Tiering) copyIn(f *fetch, from int, cells []int32) (rows int, cut tierpb.Shortfall, err error) {
 	c := &rowCopy{t: t, f: f, from: from, cells: cells, good: len(f.blocks)}
-	size := c.bufferBytes()
-	c.buffers.New = func() any { b := make([]byte, size); return &b }
-	if err := parallel(workerCount(), 2*len(t.model.Layers), c.segments); err != nil {
+	workers := workerCount()
+	c.buffers = t.readInto(workers, c.bufferBytes())
+	if err := parallel(workers, 2*len(t.model.Layers), c.segments); err != nil {
 		return 0, restoreFailed, err
 	}
 	f.report.VerifySeconds += time.Duration(c.checked.Load()).Seconds()
@@ -68,16 +68,39 @@ func (c *rowCopy) bufferBytes() (n int) {
 	return n
 }
 
+// readInto returns so many buffers of at least so many bytes. Those that a device copies from stay for the next restore: to make
+// one takes the driver a millisecond and more. The caller holds the Host's lock.
+func (t *Tiering) readInto(n, bytes int) chan []byte {
+	if !t.model.OnHost && t.model.Pinned != nil && bytes <= gatherBytes {
+		for len(t.pinned) < n {
+			pinned := t.model.Pinned(gatherBytes)
+			if pinned == nil {
+				break
+			}
+			t.pinned = append(t.pinned, pinned)
+		}
+	}
+	buffers := make(chan []byte, n)
+	for i := range n {
+		if bytes <= gatherBytes && i < len(t.pinned) {
+			buffers <- t.pinned[i]
+		} else {
+			buffers <- make([]byte, bytes)
+		}
+	}
+	return buffers
+}
+
 // segments copies segment i of all blocks before the first damaged one.
 func (c *rowCopy) segments(i int) {
-	buffer := c.buffers.Get().(*[]byte)
-	defer c.buffers.Put(buffer)
+	buffer := <-c.buffers
+	defer func() { c.buffers <- buffer }()
 	for at := 0; at < c.undamaged(); {
-		if c.readIn(i, at, *buffer) {
+		if c.readIn(i, at, buffer) {
 			at++
 			continue
 		}
-		chunk, n := c.gather(i, at, *buffer)
+		chunk, n := c.gather(i, at, buffer)
 		if n == 0 {
 			return
 		}

@@ -53,6 +53,7 @@ func layOut(tier *Tiering, cells string) {
 	switch cells {
 	case "on a device":
 		tier.model.OnHost = false
+		tier.model.Pinned = func(n int) []byte { return bytes.Repeat([]byte{0xAA}, n) }
 		for i := range planes {
 			planes[i].Tensor = deviceTensor{planes[i].Tensor.(fakeTensor)}
 		}

@@ -44,8 +44,9 @@ type Tiering struct {
 	refused atomic.Bool            // the sidecar took nothing of this model when it was last asked to
 	refusal string                 // why the sidecar stores nothing of this model, as it was last said; the snapshot loop's
 
-	slots   []slot // guarded by the Host's lock
-	written int    // how often rows may have been written into cells: by a batch, a restore, a shift; likewise
+	slots   []slot   // guarded by the Host's lock
+	pinned  [][]byte // what rows are read into on their way to a device, likewise
+	written int      // how often rows may have been written into cells: by a batch, a restore, a shift; likewise
 
 	layouts sync.Map // rows of a block, and its window's child -> *kvtier.Layout
 	work    *queue
@@ -63,12 +64,14 @@ type Model struct {
 	Attention func() string       // how attention is computed on the CPU, "" where it is not; for reports
 	Memory    *tierpb.CacheMemory // where its K/V lie, nil where the runner does not know; for reports
 
-	Slots       int
-	Layers      []kvtier.Layer // that keep every row
-	Windows     []Window       // of those that do not
-	DType       string
-	ByRows      bool // tokens do not decide the bits of rows: they follow from how a prompt is cut and who else is computed
-	OnHost      bool // the CPU can access all rows directly, as soon as the batch that computes them has been
+	Slots   int
+	Layers  []kvtier.Layer // that keep every row
+	Windows []Window       // of those that do not
+	DType   string
+	ByRows  bool // tokens do not decide the bits of rows: they follow from how a prompt is cut and who else is computed
+	OnHost  bool // the CPU can access all rows directly, as soon as the batch that computes them has been
+	// Pinned makes memory that a device copies from at its full speed, which is never given back; nil where there is none.
+	Pinned      func(bytes int) []byte
 	Description *tierpb.Namespace
 	Files       []kvtier.LoadedFile // that it was loaded from, whose names are in Description
 }

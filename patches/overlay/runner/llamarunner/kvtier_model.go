@@ -55,7 +55,7 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tiering.Tie
 	m.Engine = kvtier.EngineName(tierEngine, version.Version, build)
 	m.Attention = func() string { return tierAttention(layers, info) }
 	m.ByRows = !t.Rounds()
-	m.Slots, m.Layers, m.DType, m.OnHost = s.parallel, tierLayers(layers), dtype, tierOnHost(layers)
+	m.Slots, m.Layers, m.DType, m.OnHost, m.Pinned = s.parallel, tierLayers(layers), dtype, tierOnHost(layers), ggml.KVTierPinned
 	m.Description = kvtier.Description{
 		Model:          filepath.Base(s.modelPath),
 		Adapters:       blobs,

@@ -14,6 +14,7 @@ type tierBackend interface {
 	KVTierCPU() string
 	KVTierLibc() string
 	KVTierLibraries() string
+	KVTierPinned(bytes int) []byte
 	KVPagedEngine() string
 	ExactAttnAnyCut() bool
 	ExactAttnReads(cache []ml.Tensor) func(batch ml.Context) string

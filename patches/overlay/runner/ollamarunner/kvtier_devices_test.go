@@ -20,6 +20,7 @@ func (tierFakeDevices) KVTierSync()                       {}
 func (tierFakeDevices) KVTierCPU() string                 { return "AVX2,FMA" }
 func (f tierFakeDevices) KVTierLibc() string              { return f.libc }
 func (f tierFakeDevices) KVTierLibraries() string         { return "" }
+func (tierFakeDevices) KVTierPinned(int) []byte           { return nil }
 func (f tierFakeDevices) KVPagedEngine() string           { return f.engine }
 func (f tierFakeDevices) ExactAttnAnyCut() bool           { return !f.iq4nl }
 func (tierFakeDevices) ExactAttnRefused() int             { return 0 }

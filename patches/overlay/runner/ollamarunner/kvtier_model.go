@@ -48,7 +48,7 @@ func tierModel(s *Server, t *tiering.Tiering) (cache *kvcache.KVTierCache, m tie
 	}
 	m.Engine = kvtier.EngineName("ollama-go", version.Version, build)
 	layers := tierLayers(cache.Layers())
-	m.Slots, m.DType, m.OnHost = len(s.cache.slots), cache.Type(), cache.OnHost()
+	m.Slots, m.DType, m.OnHost, m.Pinned = len(s.cache.slots), cache.Type(), cache.OnHost(), backend.KVTierPinned
 	attention := tierAttention(s)
 	cut, exact := kvtier.Part(exactattn.Identity(attention, exactattn.Asked())), strings.HasPrefix(attention, exactattn.Exact)
 	ordered := tierExpectsOrder(s, backend, cache)

@@ -64,6 +64,19 @@ package ggml
 //     enum ggml_backend_dev_type type = ggml_backend_dev_type(device);
 //     return type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
 // }
+// // Memory of the host that the first GPU copies from by itself; NULL where there is none.
+// static void * kvtier_pinned(size_t bytes) {
+//     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+//         ggml_backend_dev_t device = ggml_backend_dev_get(i);
+//         if (ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_GPU) {
+//             continue;
+//         }
+//         ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(device);
+//         ggml_backend_buffer_t buffer = type != NULL ? ggml_backend_buft_alloc_buffer(type, bytes) : NULL;
+//         return buffer != NULL ? ggml_backend_buffer_get_base(buffer) : NULL;
+//     }
+//     return NULL;
+// }
 import "C"
 
 import (
@@ -112,6 +125,16 @@ func (b *Backend) KVTierSync() {
 	b.schedMu.Lock()
 	defer b.schedMu.Unlock()
 	C.ggml_backend_sched_synchronize(b.sched)
+}
+
+// KVTierPinned makes memory that the first GPU copies from at its full speed, without a copy in between that its driver makes:
+// nil where there is none. It stays as long as the process does.
+func KVTierPinned(bytes int) []byte {
+	at := C.kvtier_pinned(C.size_t(bytes))
+	if at == nil {
+		return nil
+	}
+	return unsafe.Slice((*byte)(at), bytes)
 }
 
 // KVTierCPU names the instruction sets that the CPU backend in use was compiled for, "AVX,AVX2,FMA" as GGML reports
@@ -173,3 +196,5 @@ func (b *Backend) KVTierCPU() string { return KVTierCPU() }
 func (b *Backend) KVTierLibc() string { return KVTierLibc() }
 
 func (b *Backend) KVTierLibraries() string { return KVTierLibraries() }
+
+func (b *Backend) KVTierPinned(bytes int) []byte { return KVTierPinned(bytes) }
