@@ -24,6 +24,8 @@ restorer::restorer(const client & look_up, const client & waiting, hello said, s
 
 restorer::~restorer() { own_->end(); }
 
+void restorer::read_into(std::shared_ptr<block_memory> memory) { own_->read_into(std::move(memory)); }
+
 void restorer::begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, std::vector<fingerprint> fingerprints, bool direct) {
     own_->begin(slot, std::move(tokens), have, held, std::move(fingerprints), direct);
 }
@@ -57,6 +59,11 @@ void restoring::end() {
         one->thread.leave(std::max(left, milliseconds(0)));
     }
     retired_.clear();
+}
+
+void restoring::read_into(std::shared_ptr<block_memory> memory) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    memory_ = std::move(memory);
 }
 
 void restoring::begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, std::vector<fingerprint> fingerprints, bool direct) {

@@ -41,6 +41,9 @@ public:
     restorer(const restorer &) = delete;
     restorer & operator=(const restorer &) = delete;
 
+    // What blocks are read into from now on, if there is some left.
+    void read_into(std::shared_ptr<block_memory> memory);
+
     // The slot holds the first `held` rows of the prompt, and goes on after the first `have` of them by itself: with states
     // these may be fewer. `fingerprints`: of its first blocks, as far as they are known. What it was to get before is dropped.
     // `direct`: row_sink has places to read into.

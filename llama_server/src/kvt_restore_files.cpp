@@ -130,8 +130,9 @@ bool restoring::get_buffer(job & one, lease & held, buffer & to) {
     ++one.buffers;
     one.ahead += buffer_bytes_;
     ahead_ += buffer_bytes_;
+    auto from = memory_;
     lock.unlock();
-    to = buffer(buffer_bytes_);
+    to = buffer(buffer_bytes_, std::move(from));
     return true;
 }
 

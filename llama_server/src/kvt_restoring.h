@@ -23,6 +23,7 @@ public:
     restoring(std::shared_ptr<connection> look_up, std::shared_ptr<connection> waiting, hello said, size_t most_bytes, milliseconds stall);
 
     // As those of the restorer.
+    void read_into(std::shared_ptr<block_memory> memory);
     void begin(int slot, std::vector<int32_t> tokens, uint32_t have, uint32_t held, std::vector<fingerprint> fingerprints, bool direct);
     bool busy(int slot) const { return find(slot) != jobs_.end(); }
     uint32_t start(int slot) const;
@@ -129,8 +130,9 @@ private:
     const size_t most_bytes_;
     const milliseconds most_stall_;
 
-    mutable std::mutex mutex_; // of the next three, and of the fields of jobs
+    mutable std::mutex mutex_; // of the next four, and of the fields of jobs
     std::condition_variable changed_;
+    std::shared_ptr<block_memory> memory_;
     size_t ahead_ = 0;
     size_t besides_ = 0;    // prompts of which a state or windows are ahead
     bool fetching_ = false; // for one prompt files are fetched

@@ -28,12 +28,27 @@ inline uint32_t common_prefix(const std::vector<int32_t> & a, const std::vector<
     return (uint32_t) (std::mismatch(a.begin(), a.begin() + most, b.begin()).first - a.begin());
 }
 
+// Memory for blocks that is better than any other, as long as there is some left. Used by all threads; it begins on a page.
+class block_memory {
+public:
+    virtual ~block_memory() = default;
+    virtual char * take(size_t bytes) noexcept = 0; // nullptr: there is none
+    virtual void give(char * at) noexcept = 0;      // it is not used any more
+};
+
 // Memory for a block; it begins on a page, as direct reads want it. Not filled with zeros, as a vector's would be: that
 // takes as long as copying the rows.
 class buffer {
 public:
     buffer() = default;
-    explicit buffer(size_t bytes) : at_(static_cast<char *>(::operator new(bytes, on_page))), bytes_(bytes) {}
+    explicit buffer(size_t bytes, std::shared_ptr<block_memory> from = nullptr) : bytes_(bytes) {
+        char * at = from != nullptr ? from->take(bytes) : nullptr;
+        if (at == nullptr) {
+            from.reset();
+            at = static_cast<char *>(::operator new(bytes, on_page));
+        }
+        at_ = { at, release { std::move(from) } };
+    }
 
     char * data() { return at_.get(); }
     const char * data() const { return at_.get(); }
@@ -43,7 +58,8 @@ public:
 private:
     static constexpr std::align_val_t on_page { page_bytes };
     struct release {
-        void operator()(char * at) const { ::operator delete(at, on_page); }
+        std::shared_ptr<block_memory> to;
+        void operator()(char * at) const { to != nullptr ? to->give(at) : ::operator delete(at, on_page); }
     };
     std::unique_ptr<char, release> at_;
     size_t bytes_ = 0;

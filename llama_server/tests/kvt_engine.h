@@ -12,7 +12,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <new>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -186,5 +189,47 @@ struct cells : kvt::row_sink {
 inline long long since(clock_type::time_point began) {
     return std::chrono::duration_cast<kvt::milliseconds>(clock_type::now() - began).count();
 }
+
+// Memory that only its owner may release.
+class pinned : public kvt::block_memory {
+public:
+    explicit pinned(size_t most) : most_(most) {}
+    pinned(const pinned &) = delete;
+    pinned & operator=(const pinned &) = delete;
+    ~pinned() override {
+        for (char * at : lent_) {
+            std::free(at);
+        }
+    }
+
+    char * take(size_t bytes) noexcept override {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        char * at = lent_.size() < most_ ? static_cast<char *>(std::aligned_alloc(kvt::page_bytes, kvt::page_aligned(bytes))) : nullptr;
+        if (at != nullptr) {
+            ++taken_;
+            lent_.insert(at);
+        }
+        return at;
+    }
+
+    void give(char * at) noexcept override {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (lent_.erase(at) != 1) {
+            std::abort();
+        }
+        std::free(at);
+    }
+
+    std::string said() const {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return std::to_string(taken_) + " taken, " + std::to_string(lent_.size()) + " out";
+    }
+
+private:
+    const size_t most_;
+    mutable std::mutex mutex_;
+    std::set<char *> lent_;
+    size_t taken_ = 0;
+};
 
 } // namespace made_up

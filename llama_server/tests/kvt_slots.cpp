@@ -27,6 +27,9 @@
 //   full ROWS                 that a slot has cells for
 //   direct N                  from now on, rows can be read into where they belong, but for each Nth block; 0: for all blocks
 //   reads                     "N direct": blocks that were
+//   pinned N                  from now on blocks are read into memory that a device has beside its own, as long as no more than N
+//                             of them are there
+//   memory                    "N taken, M out": how often it was used, and is now
 //   hang CALL                 from now on, threads of the library wait in this call of the kernel's; "go on": they do
 //   has SLOT FIRST COUNT FROM "yes" or "no": the slot's last answer has a state behind COUNT tokens, of which those from FROM on
 //                             are other ones
@@ -47,6 +50,7 @@
 #include <filesystem>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <sstream>
 #include <utility>
@@ -57,6 +61,7 @@ using namespace made_up;
 
 struct server {
     engine rows;
+    std::shared_ptr<pinned> memory = std::make_shared<pinned>(0);
     std::atomic<bool> woken { false };
     const size_t state_bytes;
     const kvt::hello said = make_hello(state_bytes > 0);
@@ -313,6 +318,11 @@ int main(int argc, char ** argv) {
             one.rows.direct = number;
         } else if (what == "reads") {
             answer = std::to_string(std::exchange(one.rows.placed, 0)) + " direct";
+        } else if (what == "pinned") {
+            one.memory = std::make_shared<pinned>((size_t) number);
+            one.restorer.read_into(one.memory);
+        } else if (what == "memory") {
+            answer = one.memory->said();
         } else if (what == "hang") {
             std::istringstream words(line);
             words >> what >> what;

@@ -47,6 +47,21 @@ def test_an_answer_is_stored_and_comes_back(talk: Talk, daemon: SidecarProcess, 
     daemon.wait(nothing_is_held, "its files are given back at once", SECONDS)
 
 
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_blocks_are_read_into_memory_of_a_device_as_long_as_there_is_some(
+    talk: Talk, first: int, most: int
+) -> None:
+    talk.say("pinned", most)
+    talk.say("answer", 0, first, 1000)
+    talk.say("settle", 16)
+    assert talk.say("prompt", 1, first, 1001) == "have 0 restored 1000 reason 0"
+    end = time.monotonic() + SECONDS
+    while not (said := talk.say("memory")).endswith(" 0 out"):  # by a thread, and what is not its
+        assert time.monotonic() < end, said
+        time.sleep(0.01)
+    assert (int(said.split()[0]) > 0) == (most > 0)
+
+
 def test_what_a_slot_holds_is_not_read_again(talk: Talk, first: int) -> None:
     talk.say("answer", 0, first, 300)
     talk.say("settle", 5)

@@ -10,6 +10,7 @@
 #include "kvt_kinds.h"
 #include "kvt_loaded.h"
 #include "kvt_own_cache.h"
+#include "kvt_pinned.h"
 #include "kvt_refused.h"
 #include "kvt_slots.h"
 
@@ -323,7 +324,12 @@ private:
         } else if (own.continues && own.text.size() - own.goes_on < own.text.size()/continued_part) {
             own.report.reason = shortfall_not_looked_up;
         } else {
-            links_.restorer->begin(slot.id, own.text, own.goes_on, own.have, links_.saver->fingerprints(slot.id, own.text), has_places(slot, own.text));
+            const bool direct = has_places(slot, own.text);
+            if (!direct) {
+                pinned_ = std::exchange(asked_for_pinned_, true) ? pinned_ : pinned_memory(slot.ctx_tgt);
+                links_.restorer->read_into(pinned_); // it is another one after a pause
+            }
+            links_.restorer->begin(slot.id, own.text, own.goes_on, own.have, links_.saver->fingerprints(slot.id, own.text), direct);
         }
     }
 
@@ -373,6 +379,8 @@ private:
     loaded_files loaded_; // before they were loaded
     own_cache own_cache_;
     std::chrono::nanoseconds first_part_ {}; // a request is computed for so long before its first part is stored
+    std::shared_ptr<block_memory> pinned_;
+    bool asked_for_pinned_ = false;
     size_t turn_ = 0;
 };
 

@@ -6,6 +6,7 @@ what a device has yet to write is written over what was restored.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,12 @@ def _rows(sidecar: Sidecar) -> set[str]:
     return {one["rows"] for one in named}
 
 
+def _out_of_pinned(log: Path) -> int:
+    """Copies of a layer's rows, and more, into a device's memory out of pinned memory."""
+    sizes = re.findall(r"(\d+) bytes written out of pinned memory", log.read_text())
+    return sum(int(size) > PROMPT_TOKENS * 64 for size in sizes)
+
+
 @pytest.mark.parametrize(
     ("model", "env", "options", "rows"),
     [
@@ -73,10 +80,13 @@ def test_rows_of_a_device_come_back_after_an_unload_and_after_restarts(
     def check(attempt: int) -> None:
         prompt = text(PROMPT_TOKENS, (model, attempt))
         folder = tmp_path / str(attempt)
-        with Server(gpu_binary, folder, models, socket=sidecar.socket, env=FLASH | env) as server:
+        log = tmp_path / f"{attempt}.log"
+        given = FLASH | env | {"FAKEGPU_LOG": str(log)}
+        with Server(gpu_binary, folder, models, socket=sidecar.socket, env=given) as server:
             hit = _from_memory(server, model, prompt, **options)
             assert offloaded(server)[0] > 0
             sidecar.settle(server, model)
+            before = _out_of_pinned(log)  # masks of a whole batch, in llama.cpp's engine
             for restart in (False, True):
                 server.unload(model)
                 if restart:
@@ -86,6 +96,9 @@ def test_rows_of_a_device_come_back_after_an_unload_and_after_restarts(
                 answer, restored = _answer(server, model, prompt, **options)
                 assert restored == PROMPT_TOKENS - 1
                 assert_same(answer, hit, restart)
+            # A device copies from there at its full speed; each layer's rows fit one copy.
+            copies = 0 if "FAKEGPU_HOST_VISIBLE" in env else 2 * 2 * rows.count("0")
+            assert _out_of_pinned(log) - before == copies
         assert _rows(sidecar) == {rows}
 
     until_heard(check)
