@@ -45,8 +45,6 @@ void memset_tensor(ggml_backend_buffer_t, ggml_tensor *tensor, uint8_t value, si
 }
 
 void set_tensor(ggml_backend_buffer_t, ggml_tensor *tensor, const void *data, size_t offset, size_t bytes) {
-    Place place;
-    if (find(data, bytes, &place)) say("%zu bytes written out of pinned memory", bytes);
     std::memcpy(at(tensor, offset, bytes), data, bytes);
 }
 

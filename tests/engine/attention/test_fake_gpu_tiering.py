@@ -6,7 +6,6 @@ what a device has yet to write is written over what was restored.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +47,9 @@ def _rows(sidecar: Sidecar) -> set[str]:
     return {one["rows"] for one in named}
 
 
-def _out_of_pinned(log: Path) -> int:
-    """Copies of a layer's rows, and more, into a device's memory out of pinned memory."""
-    sizes = re.findall(r"(\d+) bytes written out of pinned memory", log.read_text())
-    return sum(int(size) > PROMPT_TOKENS * 64 for size in sizes)
+def _pinned(log: Path) -> int:
+    """Pieces of pinned memory that rows are read into on their way to a device (copy.go)."""
+    return log.read_text().count(f"pinned: {4 << 20} bytes")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +84,7 @@ def test_rows_of_a_device_come_back_after_an_unload_and_after_restarts(
             hit = _from_memory(server, model, prompt, **options)
             assert offloaded(server)[0] > 0
             sidecar.settle(server, model)
-            before = _out_of_pinned(log)  # masks of a whole batch, in llama.cpp's engine
+            assert _pinned(log) == 0
             for restart in (False, True):
                 server.unload(model)
                 if restart:
@@ -96,9 +94,7 @@ def test_rows_of_a_device_come_back_after_an_unload_and_after_restarts(
                 answer, restored = _answer(server, model, prompt, **options)
                 assert restored == PROMPT_TOKENS - 1
                 assert_same(answer, hit, restart)
-            # A device copies from there at its full speed; each layer's rows fit one copy.
-            copies = 0 if "FAKEGPU_HOST_VISIBLE" in env else 2 * 2 * rows.count("0")
-            assert _out_of_pinned(log) - before == copies
+            assert _pinned(log) >= 2  # by both runners that restored
         assert _rows(sidecar) == {rows}
 
     until_heard(check)
