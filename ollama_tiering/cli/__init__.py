@@ -51,6 +51,10 @@ COMMANDS = {
         "Show what is stored, what it saved, and which models use it.",
     ),
     "top": ("ollama_tiering.cli.top:top", "Show live what is stored, restored and computed."),
+    "report": (
+        "ollama_tiering.cli.report:report",
+        "Show what each day asked for, and what restoring saved.",
+    ),
     "why": (
         "ollama_tiering.cli.why:why",
         "Show why prompts were computed again, and what to do about it.",

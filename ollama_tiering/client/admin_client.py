@@ -92,6 +92,11 @@ class SidecarAdministration(Closing):
         finally:
             answers.cancel()
 
+    def days(self, days: int) -> list[adm.DayOfModel]:
+        """Sums of each of the last `days` days and model, today's last."""
+        request = adm.DaysRequest(days=days)
+        return list(_call(lambda: self._stub.Days(request, timeout=_ANSWER_SECONDS)).days)
+
     def remove(self, selection: Selection, *, dry_run: bool) -> Removal:
         request = adm.RemoveRequest(
             selection=messages.selection_message(selection), dry_run=dry_run

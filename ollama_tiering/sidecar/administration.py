@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from ollama_tiering.protocol import admin_messages as messages
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.sidecar.bounds import Slots
+from ollama_tiering.sidecar.days import MOST_DAYS
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.partings.messages import parting_message, wanted
 from ollama_tiering.sidecar.partings.partings import Partings as PartingsOfStore
@@ -107,6 +108,11 @@ class AdministrationService:
         except Exception as error:
             await abort(context, "Collect", error)
         return messages.waste_message(waste)
+
+    async def Days(self, request: adm.DaysRequest, context: Context) -> adm.DaysResponse:
+        most = min(request.days, MOST_DAYS) or MOST_DAYS
+        days = await self._threaded(lambda: list(self._book.days(most)))
+        return adm.DaysResponse(days=days)
 
     async def Partings(
         self, request: adm.PartingsRequest, context: Context

@@ -18,7 +18,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import Any, Final, Self
 
+from ollama_tiering.protocol.seconds_saved import Saved
 from ollama_tiering.protocol.shortfalls import NONE, Shortfalls
+from ollama_tiering.sidecar.days import Days, DaySums
 from ollama_tiering.store import DIGEST_BYTES, digest_from_hex
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.quiet_log import QuietLog
@@ -101,6 +103,7 @@ class Ledger:
         self._entries: dict[bytes, Entry] = {}  # by namespace; the latest used is last
         self._runners: dict[_Runner, Counts] = {}  # as they last reported; the latest is last
         self._seldom = QuietLog(log)
+        self.days = Days(wall_clock)
         self.changes = 0
 
     def book(self, report: pb.RunnerReport) -> None:
@@ -131,6 +134,7 @@ class Ledger:
             self._entries.pop(namespace, None)
             self._entries[namespace] = replace(entry, counts=total, last_used=self._wall_clock())
             self._trim()
+            self.days.book(entry.model, _of_day(more, total))
             self.changes += 1
 
     def entries(self) -> dict[bytes, Entry]:
@@ -156,7 +160,8 @@ class Ledger:
                 {"pid": pid, "started": started, "namespace": ns.hex(), **counts.document()}
                 for (pid, started, ns), counts in self._runners.items()
             ]
-        return {"version": _VERSION, "models": models, "runners": runners}
+        days = self.days.document()
+        return {"version": _VERSION, "models": models, "runners": runners, "days": days}
 
     def restore(self, document: Any) -> None:
         """ValueError if this is not what `document` gave; then nothing was changed."""
@@ -170,6 +175,7 @@ class Ledger:
             }
         except (TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a ledger: {error!r}") from None
+        self.days.restore(document.get("days", {}))  # an older version wrote none
         with self._lock:
             self._entries, self._runners = entries, runners
             self._trim()
@@ -183,6 +189,21 @@ class Ledger:
             del self._entries[next(iter(self._entries))]
         while len(self._runners) > MAX_RUNNERS:
             del self._runners[next(iter(self._runners))]
+
+
+def _of_day(more: Counts, total: Counts) -> DaySums:
+    """What was done since the last report, by the speed of all that was measured."""
+    computed, seconds = total.prefill_tokens, total.prefill_seconds
+    saved = Saved.of([replace(more, prefill_tokens=computed, prefill_seconds=seconds)]).seconds
+    return DaySums(
+        more.requests,
+        more.prompt_tokens,
+        more.memory_tokens,
+        more.restored_tokens,
+        more.recomputed_tokens,
+        more.restore_seconds,
+        0.0 if saved is None else saved,
+    )
 
 
 def file_name(model: str) -> str:

@@ -28,7 +28,7 @@ from ollama_tiering.system.quiet_log import QuietLog
 log = logging.getLogger(__name__)
 
 FILE_NAME: Final = "ledger.json"
-_MAX_BYTES: Final = 1 << 20  # several times what the ledger's bounds allow
+_MAX_BYTES: Final = 8 << 20  # several times what the ledger's bounds allow
 _SAVE_SECONDS: Final = 60.0
 _END_SECONDS: Final = 2.0
 

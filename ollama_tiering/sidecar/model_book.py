@@ -10,10 +10,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.sidecar.ledger import Entry, Ledger
@@ -68,6 +69,12 @@ class ModelBook:
             self._message(namespace, one, loaded=namespace in loaded)
             for namespace, one in self._ledger.entries().items()
         ]
+
+    def days(self, most: int) -> Iterator[adm.DayOfModel]:
+        """Of the last `most` days, today's last."""
+        for date, model, sums in self._ledger.days.last(most):
+            numbers: dict[str, Any] = asdict(sums)
+            yield adm.DayOfModel(date=date, model=model, name=self.name(model), **numbers)
 
     def refresh(self) -> None:
         """May block. Returns at once if another thread is doing it, because the disk may hang."""

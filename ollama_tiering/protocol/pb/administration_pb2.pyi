@@ -295,3 +295,24 @@ class Parting(_message.Message):
     num_ctx: int
     text_forbidden: bool
     def __init__(self, kind: _Optional[_Union[Parting.Kind, str]] = ..., unix_seconds: _Optional[float] = ..., namespace: _Optional[_Union[DescribedNamespace, _Mapping[str, object]]] = ..., model: _Optional[str] = ..., name: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., at_token: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., lost_tokens: _Optional[int] = ..., tokens_per_second: _Optional[float] = ..., before: _Optional[bytes] = ..., asked: _Optional[bytes] = ..., stored: _Optional[bytes] = ..., skipped_asked: _Optional[int] = ..., skipped_stored: _Optional[int] = ..., evicted_unix_seconds: _Optional[float] = ..., elsewhere: _Optional[_Union[DescribedNamespace, _Mapping[str, object]]] = ..., num_ctx: _Optional[int] = ..., text_forbidden: _Optional[bool] = ...) -> None: ...
+
+class DaysRequest(_message.Message):
+    days: int
+    def __init__(self, days: _Optional[int] = ...) -> None: ...
+
+class DayOfModel(_message.Message):
+    date: str
+    model: str
+    name: str
+    requests: int
+    prompt_tokens: int
+    memory_tokens: int
+    restored_tokens: int
+    recomputed_tokens: int
+    restore_seconds: float
+    saved_seconds: float
+    def __init__(self, date: _Optional[str] = ..., model: _Optional[str] = ..., name: _Optional[str] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., saved_seconds: _Optional[float] = ...) -> None: ...
+
+class DaysResponse(_message.Message):
+    days: _containers.RepeatedCompositeFieldContainer[DayOfModel]
+    def __init__(self, days: _Optional[_Iterable[_Union[DayOfModel, _Mapping[str, object]]]] = ...) -> None: ...
