@@ -29,6 +29,7 @@ _WRONG_KIND = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)  # 
 
 COMMANDS = {
     "up": ("ollama_tiering.cli.up:up", "Build the patched Ollama if needed, and serve with it."),
+    "stop": ("ollama_tiering.cli.stop:stop", "Stop `tiering up`."),
     "llama-server": (
         "ollama_tiering.cli.llama_server:llama_server",
         "Serve with llama.cpp's own server, without Ollama.",

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.launch.address import beside
+from ollama_tiering.launch.address import Address, beside
 from ollama_tiering.launch.running_up import RunningUp
 from ollama_tiering.launch.service_unit import stop_command
 from ollama_tiering.launch.up import UpRequest
@@ -20,7 +20,7 @@ def say_already(request: UpRequest, record: RunningUp | None) -> None:
         click.echo(f"already starting: another `tiering up` has port {request.address.port}")
         return
     other = f"tiering up --host {beside(request.address)}"
-    stop = stop_command(record.pid) or f"kill {record.pid}"
+    stop = stop_command(record.pid) or stopped_by(request.address)
     if request.models and record.models and not _same(request.models, Path(record.models)):
         raise ServiceError(
             f"a `tiering up` with other models is at {record.url} already (process {record.pid}): "
@@ -41,6 +41,11 @@ def say_already(request: UpRequest, record: RunningUp | None) -> None:
     for what, line in lines.items():
         if line:
             click.echo(f"  {what:<6}  {line}")
+
+
+def stopped_by(address: Address) -> str:
+    """The command that ends a `tiering up` there."""
+    return "tiering stop" if address == Address() else f"tiering stop --host {address}"
 
 
 def logs_of(record: RunningUp) -> list[str]:

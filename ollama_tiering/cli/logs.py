@@ -16,7 +16,7 @@ _READ_BYTES = 1 << 20
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
-@click.argument("which", type=click.Choice(["server", "sidecar", "all"]), default="all")
+@click.argument("which", type=click.Choice(["server", "sidecar", "up", "all"]), default="all")
 @click.option(
     "-n",
     "--lines",
@@ -31,7 +31,7 @@ _READ_BYTES = 1 << 20
 )
 @click.option("--paths", is_flag=True, help="Print only the paths of the files.")
 def logs(which: str, lines: int, follow: bool, port: int | None, paths: bool) -> None:
-    """Show the end of the logs of `tiering up`, whether it runs or not.
+    """Show the end of the logs of `tiering up`, whether it runs or not; `up` is its own, of -d.
 
     A service writes to the journal instead: journalctl -u ollama-tiering -u ollama-tiered.
     """
@@ -55,7 +55,7 @@ def _files(which: str, port: int | None) -> list[Path]:
     from ollama_tiering import config
 
     folder = config.state_dir() / "logs"
-    kinds = {"server": "ollama", "sidecar": "sidecar"}
+    kinds = {"server": "ollama", "sidecar": "sidecar", "up": "up"}  # up: of one in the background
     found = []
     for kind in kinds if which == "all" else [which]:
         pattern = f"{kinds[kind]}-{port or '*'}.log"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ollama_tiering.cli import CONTEXT_SETTINGS, NamedPath
 from ollama_tiering.config.words import flag_note
@@ -67,14 +68,21 @@ _EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it if it is missing
     metavar="auto|on|off|stock|stock=PLACE",
     help="GPU code of the build." + flag_note("patch.cuda"),
 )
+@click.option("-d", "--detach", is_flag=True, help="Serve in the background, until `tiering stop`.")
+@click.option("--detached", is_flag=True, hidden=True)  # it is what --detach starts
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Show each command of the build.")
+@click.pass_context
 def up(
+    context: click.Context,
+    /,
     host: str | None,
     models: Path | None,
     socket: Path | None,
     cpu_attention: str | None,
     ollama: str | None,
+    detach: bool,
+    detached: bool,
     quiet: bool,
     verbose: bool,
     **build: Any,
@@ -86,7 +94,8 @@ def up(
     So is one where nothing can be built, unless another version was named. One line says why and
     what to do.
 
-    Runs until Ctrl-C or SIGTERM. Then Ollama stores what its models hold, and the sidecar copies
+    Runs until Ctrl-C or SIGTERM; with -d in the background, until `tiering stop`, and this command
+    ends as soon as it serves. Then Ollama stores what its models hold, and the sidecar copies
     it to the disk. Every OLLAMA_* variable is passed on. An installed Ollama is not touched.
 
     If `tiering up` runs already, this command says so and ends with exit code 0. It ends with 9 if
@@ -99,15 +108,19 @@ def up(
     from ollama_tiering.launch import up as launching
     from ollama_tiering.launch.address import address_of
     from ollama_tiering.launch.llama_up import program_for
-    from ollama_tiering.launch.running_up import AlreadyUp, hold
+    from ollama_tiering.launch.running_up import AlreadyUp, hold, running
     from ollama_tiering.launch.served import build_or_installed, ready_made
     from ollama_tiering.launch.service_models import left_behind
     from ollama_tiering.launch.unharmed import unharmed
     from ollama_tiering.patchset.report import Report
 
+    address = address_of(host)
+    if detach and running(address) is None:  # else it is said below
+        from ollama_tiering.launch.detached import begin
+
+        context.exit(begin(_words(context), address, click.echo))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a build ends with us
     report = Report(quiet=quiet, verbose=verbose)
-    address = address_of(host)
     flags = {"sidecar.socket": socket, "server.cpu_attention": cpu_attention}
     request, unreadable = _request(address, models.absolute() if models else None, flags)
     try:
@@ -128,7 +141,8 @@ def up(
                 if models is None and (said := left_behind(request.models_dir)):
                     report.warn(said)
             launching.run(
-                request, binary, held, report, lambda record: _ready(request, record, report)
+                *(request, binary, held, report),
+                lambda record: _ready(request, record, report, detached=detached),
             )
     except AlreadyUp as already:
         say_already(request, already.record)
@@ -201,8 +215,23 @@ def _require_good_flags(flags: dict[str, Any]) -> None:
                 raise ConfigError(f"flag --{name}: {error}", hint="give another value") from None
 
 
-def _ready(request: UpRequest, record: RunningUp, report: Report) -> None:
-    from ollama_tiering.cli.already_up import logs_of
+def _words(context: click.Context) -> list[str]:
+    """The options as they were given, for a process in the background."""
+    words = ["--detached"]
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "")
+        if given is not ParameterSource.COMMANDLINE or option.name == "detach":
+            continue
+        words.append(max(option.opts, key=len))
+        if not (isinstance(option, click.Option) and option.is_flag):
+            words.append(str(context.params[option.name or ""]))
+    return words
+
+
+def _ready(
+    request: UpRequest, record: RunningUp, report: Report, *, detached: bool = False
+) -> None:
+    from ollama_tiering.cli import already_up
     from ollama_tiering.launch.address import Address
     from ollama_tiering.launch.names import first_names
     from ollama_tiering.launch.ollama import Api
@@ -218,7 +247,7 @@ def _ready(request: UpRequest, record: RunningUp, report: Report) -> None:
         model = _EXAMPLE_MODEL if _EXAMPLE_MODEL in own else min(own, default=_EXAMPLE_MODEL)
         click.echo(f"  use   {where}{record.binary} run {model}   (or any client)")
         click.echo("  look  tiering status")
-        click.echo(f"  logs  {'  '.join(logs_of(record))}")
-        click.echo("  stop  Ctrl-C")
+        click.echo(f"  logs  {'  '.join(already_up.logs_of(record))}")
+        click.echo(f"  stop  {already_up.stopped_by(request.address) if detached else 'Ctrl-C'}")
     if not request.why_stock:
         at_start.begin(request.address, request.socket, report.say, report.warn)

@@ -19,6 +19,7 @@ from ollama_tiering.patchset import elf
 # as `llama_kv_cache::get_cells`, is not among them.
 NEEDED: Final = {
     "_ZNK13llama_context11get_cparamsEv": "llama_context::get_cparams",
+    "_ZNK13llama_context9get_schedEv": "llama_context::get_sched",
     "_ZN13llama_context13memory_updateEb": "llama_context::memory_update",
     "_ZNK14llama_kv_cache13get_layer_idsEv": "llama_kv_cache::get_layer_ids",
     "_ZNK14llama_kv_cache5get_kEP12ggml_contextijRKNS_9slot_infoE": "llama_kv_cache::get_k",

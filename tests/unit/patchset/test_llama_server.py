@@ -117,6 +117,7 @@ MTMD_API struct mtmd_decoder_pos
     "src/llama-batch.h": "    llama_ubatch ubatch_reserve(uint32_t a, uint32_t b);\n",
     "src/llama-context.h": """\
     const llama_cparams & get_cparams() const;
+    ggml_backend_sched_t get_sched() const;
     bool memory_update(bool optimize);
 """,
     "src/llama-hparams.h": "    bool is_mla() const;\n",
