@@ -38,6 +38,7 @@ LLAMA_CPP = (  # its GGML alone; Ollama's own CMake says the same for its own
     *("-DBUILD_SHARED_LIBS=ON", "-DGGML_CUDA_FA=ON", "-DGGML_CUDA_GRAPHS=ON"),
     *("-DGGML_BUILD_TESTS=OFF", "-DGGML_BUILD_EXAMPLES=OFF", "-DGGML_OPENMP=OFF"),
 )
+_OTHERS = {"ggml-cpu", "ggml-vulkan", "ggml-metal", "ggml-hip"}  # backends: ours is among them
 _DRIVERS = re.compile(r"\b(cu(?:Mem|Device|Get)[A-Z]\w*)(?=\()")
 
 
@@ -65,7 +66,7 @@ def built(name: str, source: Path, part: Path, options: Iterable[str] = ()) -> P
 def _digest(sources: Path, words: Iterable[str]) -> str:
     found = hashlib.sha256("\0".join([*WHEELS, *words]).encode())
     for path in sorted(sources.rglob("*")):
-        if path.is_file():
+        if path.is_file() and not _OTHERS.intersection(path.parts):
             found.update(f"{path.relative_to(sources)}\0".encode() + path.read_bytes() + b"\0")
     return found.hexdigest()[:16]
 
