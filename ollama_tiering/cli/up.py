@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ollama_tiering.patchset.llama_server.installation import InstalledOllama
     from ollama_tiering.patchset.report import Report
 
+_STOP = "  stop  "
+_CTRL_C = f"{_STOP}Ctrl-C"
 _EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it if it is missing
 
 
@@ -69,7 +71,6 @@ _EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it if it is missing
     help="GPU code of the build." + flag_note("patch.cuda"),
 )
 @click.option("-d", "--detach", is_flag=True, help="Serve in the background, until `tiering stop`.")
-@click.option("--detached", is_flag=True, hidden=True)  # it is what --detach starts
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Show each command of the build.")
 @click.pass_context
@@ -82,7 +83,6 @@ def up(
     cpu_attention: str | None,
     ollama: str | None,
     detach: bool,
-    detached: bool,
     quiet: bool,
     verbose: bool,
     **build: Any,
@@ -104,7 +104,7 @@ def up(
 
     Prompts that `tiering warm --at-start` keeps are computed once Ollama answers.
     """
-    from ollama_tiering.cli.already_up import say_already
+    from ollama_tiering.cli.already_up import say_already, stopped_by
     from ollama_tiering.launch import up as launching
     from ollama_tiering.launch.address import address_of
     from ollama_tiering.launch.llama_up import program_for
@@ -118,7 +118,10 @@ def up(
     if detach and running(address) is None:  # else it is said below
         from ollama_tiering.launch.detached import begin
 
-        context.exit(begin(_words(context), address, click.echo))
+        end = f"{_STOP}{stopped_by(address)}"
+        context.exit(
+            begin(_words(context), address, lambda text: click.echo(text.replace(_CTRL_C, end)))
+        )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a build ends with us
     report = Report(quiet=quiet, verbose=verbose)
     flags = {"sidecar.socket": socket, "server.cpu_attention": cpu_attention}
@@ -142,7 +145,7 @@ def up(
                     report.warn(said)
             launching.run(
                 *(request, binary, held, report),
-                lambda record: _ready(request, record, report, detached=detached),
+                lambda record: _ready(request, record, report),
             )
     except AlreadyUp as already:
         say_already(request, already.record)
@@ -217,7 +220,7 @@ def _require_good_flags(flags: dict[str, Any]) -> None:
 
 def _words(context: click.Context) -> list[str]:
     """The options as they were given, for a process in the background."""
-    words = ["--detached"]
+    words: list[str] = []
     for option in context.command.params:
         given = context.get_parameter_source(option.name or "")
         if given is not ParameterSource.COMMANDLINE or option.name == "detach":
@@ -228,10 +231,8 @@ def _words(context: click.Context) -> list[str]:
     return words
 
 
-def _ready(
-    request: UpRequest, record: RunningUp, report: Report, *, detached: bool = False
-) -> None:
-    from ollama_tiering.cli import already_up
+def _ready(request: UpRequest, record: RunningUp, report: Report) -> None:
+    from ollama_tiering.cli.already_up import logs_of
     from ollama_tiering.launch.address import Address
     from ollama_tiering.launch.names import first_names
     from ollama_tiering.launch.ollama import Api
@@ -247,7 +248,7 @@ def _ready(
         model = _EXAMPLE_MODEL if _EXAMPLE_MODEL in own else min(own, default=_EXAMPLE_MODEL)
         click.echo(f"  use   {where}{record.binary} run {model}   (or any client)")
         click.echo("  look  tiering status")
-        click.echo(f"  logs  {'  '.join(already_up.logs_of(record))}")
-        click.echo(f"  stop  {already_up.stopped_by(request.address) if detached else 'Ctrl-C'}")
+        click.echo(f"  logs  {'  '.join(logs_of(record))}")
+        click.echo(_CTRL_C)
     if not request.why_stock:
         at_start.begin(request.address, request.socket, report.say, report.warn)

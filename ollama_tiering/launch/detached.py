@@ -35,8 +35,8 @@ _PROGRAM: Final = "ollama_tiering"
 
 
 def begin(words: Sequence[str], address: Address, show: Callable[[str], None]) -> int:
-    """Starts `tiering up WORDS`, shows what it says until it is ready, and lets it run. Returns 0,
-    or its exit code if it ends before.
+    """Starts `tiering up` with these options, shows what it says until it is ready, and lets it
+    run. Returns 0, or its exit code if it ends before.
     """
     log = rotate(config.state_dir() / "logs" / f"up-{address.port}.log")
     command = (sys.executable, "-m", _PROGRAM, "up", *words)

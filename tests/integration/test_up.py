@@ -238,7 +238,7 @@ def test_a_second_one_speaks_of_the_first_and_names_files_that_are_there(place: 
         assert said["models"] == [str(place.root / "models")]
         assert len(said["logs"]) == 2
         assert all(Path(log).is_file() for log in said["logs"])
-        assert said["stop"][-2:] == ["kill", str(first["pid"])]
+        assert said["stop"][-4:] == ["tiering", "stop", "--host", str(place.address)]
         assert said["other"][-1] == f"127.0.0.1:{place.address.port + 1}"
     assert place.events == ["serve started"]
 
