@@ -104,7 +104,10 @@ def _name(step: Step) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("scripts/gpu_day", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("pack", help="make what has to travel")
+    packing = commands.add_parser("pack", help="make what has to travel")
+    packing.add_argument(
+        "--engine", choices=["ollama", "llama-server"], help="for this one only; else for both"
+    )
     running = commands.add_parser("run", help="do the steps, or go on with them")
     running.add_argument("--out", type=Path, default=PACK.parent / "out", help="report and state")
     running.add_argument("--work", type=Path, default=PACK.parent / "work", help="gigabytes")
@@ -122,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.command == "pack":
         from scripts.gpuday import pack  # where it is packed, all that it imports is at hand
 
-        pack.make()
+        pack.make(*([(given.engine,)] if given.engine else ()))
         return 0
     stand_in = given.stand_in.absolute() if given.stand_in else None
     day = Day(given.out.absolute(), given.work.absolute(), stand_in)

@@ -85,12 +85,14 @@ def library(day: Day) -> Outcome:
     if day.stand_in:
         return Outcome(DONE, [f"A library that simulates a GPU stands in: `{day.stand_in}`."])
     needed = nvidias()
-    for name in (CUDA_OLLAMA, CUDA_LLAMA_CPP):
+    came = [name for name in (CUDA_OLLAMA, CUDA_LLAMA_CPP) if (day.work / name).is_dir()]
+    for name in came:
         for path in needed:
             link = day.work / name / path.name
             link.unlink(missing_ok=True)
             link.symlink_to(path)
-    install(day)
+    if CUDA_OLLAMA in came:
+        install(day)
     return Outcome(DONE, [f"- {path}" for path in needed])
 
 

@@ -10,6 +10,7 @@ import re
 import shutil
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from ollama_tiering.bench.machine import begin, this_machine
@@ -44,8 +45,14 @@ _TESTS = {
 _THERE_ALREADY = re.compile(r"^numpy==.*\n(?: .*\n)*", re.MULTILINE)  # large; CuPy brings it
 
 
-def make() -> None:
-    """Packs the newest patched Ollama, and the llama-server of scripts/llama_server.py."""
+OLLAMA, LLAMA_SERVER = "ollama", "llama-server"
+_MOST_MIB = 54  # of 64 that travel; the rest is the checkout
+
+
+def make(engines: Sequence[str] = (OLLAMA, LLAMA_SERVER)) -> None:
+    """Packs the newest patched Ollama, the llama-server of scripts/llama_server.py, or both; with
+    both it may be too much to travel.
+    """
     began, program = begin(), binary.ready_binary()
     if program is None:
         raise UsageError("no patched Ollama is built", hint="`scripts/tiering patch` builds one")
@@ -66,17 +73,23 @@ def make() -> None:
     with tempfile.TemporaryDirectory() as scratch, tarfile.open(PACK, "w:xz") as archive:
         (Path(scratch) / ABOUT).write_text(json.dumps(about), encoding="utf-8")
         install(Path(scratch) / SITE)
-        for name, libraries in (CUDA_OLLAMA, of_ollama(tree)), (CUDA_LLAMA_CPP, of_llama_cpp()):
-            shutil.copytree(libraries, Path(scratch) / name, symlinks=True)
-        shim.put_beside(Path(scratch) / CUDA_OLLAMA, ROOT / "csrc/shim", tree, Report())
+        if OLLAMA in engines:
+            cuda = Path(scratch) / CUDA_OLLAMA
+            shutil.copytree(of_ollama(tree), cuda, symlinks=True)
+            shim.put_beside(cuda, ROOT / "csrc/shim", tree, Report())
+        if LLAMA_SERVER in engines:
+            shutil.copytree(of_llama_cpp(), Path(scratch) / CUDA_LLAMA_CPP, symlinks=True)
         archive.add(scratch, "")
         archive.add(program, f"{PROGRAM}/ollama")
         for library in variants:
             archive.add(library, f"{PROGRAM}/{library.name}")
-        for name in (SERVER, STOCK_SERVER):
+        for name in (SERVER, STOCK_SERVER) * (LLAMA_SERVER in engines):
             archive.add((server / name).parent, f"llama-server/{Path(name).parent}")
     print(f"{about['build']} for {about['for']} (`scripts/tiering patch --cpu variants`: for all)")
-    print(f"{PACK.stat().st_size / MIB:.1f} MiB of 64, with the checkout: carry {PACK}")
+    size = PACK.stat().st_size / MIB
+    print(f"{size:.1f} MiB; with the checkout 64 travel: carry {PACK}")
+    if size > _MOST_MIB:
+        print(f"that is too much: `--engine {OLLAMA}` and `--engine {LLAMA_SERVER}`, a call each")
     print('there: scripts/gpu_day run --out "$OUT" --minutes 9.5')
 
 

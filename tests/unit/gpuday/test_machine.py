@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -71,6 +72,23 @@ def test_what_is_unpacked_is_what_was_packed(day: Day, monkeypatch: pytest.Monke
     assert unpack(day, monkeypatch) == packed
     assert (day.work / "program/ollama").read_text() == f"{BUILD}/ollama"
     assert any("for processors like" in line for line in machine.look(day).lines)
+
+
+@pytest.mark.parametrize(("engine", "other"), [("ollama", "llama"), ("llama-server", "ollama")])
+def test_for_one_engine_alone_less_travels(
+    day: Day, monkeypatch: pytest.MonkeyPatch, engine: str, other: str
+) -> None:
+    whole = unpack(day, monkeypatch)
+    shutil.rmtree(day.work)
+    assert command.main(["pack", "--engine", engine]) == 0
+    command.run(day, 1)
+    files = {str(path.relative_to(day.work)) for path in day.work.rglob("*") if path.is_file()}
+    gone = whole - files
+    assert gone
+    assert all(f"cuda/{other}" in name or name.startswith(f"{other}-server") for name in gone)
+    monkeypatch.setattr(machine, "nvidias", list)
+    assert machine.library(day).status == DONE
+    assert day.program.exists() == (engine == "ollama")
 
 
 def test_a_build_for_all_processors_takes_its_libraries_along(
