@@ -31,7 +31,7 @@ from ollama_tiering.launch.service_unit import stop_command
 
 _DRAIN_SECONDS: Final = 60.0  # of a sidecar, whose disk may be slow
 _LAST_WORDS_SECONDS: Final = 0.5  # it says that it is ready right after it has noted it
-_PROGRAM: Final = "ollama_tiering"
+_CLOCKS_DIFFER_SECONDS: Final = 2.0  # the kernel says in whole seconds when it was booted
 
 
 def begin(words: Sequence[str], address: Address, show: Callable[[str], None]) -> int:
@@ -39,7 +39,7 @@ def begin(words: Sequence[str], address: Address, show: Callable[[str], None]) -
     run. Returns 0, or its exit code if it ends before.
     """
     log = rotate(config.state_dir() / "logs" / f"up-{address.port}.log")
-    command = (sys.executable, "-m", _PROGRAM, "up", *words)
+    command = (sys.executable, "-m", "ollama_tiering", "up", *words)
     child = start("`tiering up`", *command, log=log, env=package_path())
     shown = 0
     try:
@@ -83,7 +83,7 @@ def stop(address: Address) -> RunningUp | None:
         )
     try:
         process = psutil.Process(record.pid)
-        if _PROGRAM not in " ".join(process.cmdline()):
+        if process.create_time() > record.started + _CLOCKS_DIFFER_SECONDS:
             return None  # its number is somebody else's by now
         os.kill(record.pid, signal.SIGTERM)
         until = time.monotonic() + STOP_SECONDS + _DRAIN_SECONDS

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -66,9 +68,20 @@ def test_what_ends_before_it_serves_is_said_with_its_exit_code(place: DetachedPl
     assert place.tiering("stop") == [f"no `tiering up` runs at {place.address.url}"]
 
 
-def test_one_in_a_terminal_is_stopped_too_and_ends_as_with_ctrl_c(place: DetachedPlace) -> None:
+@pytest.mark.parametrize("installed", [False, True])
+def test_one_in_a_terminal_is_stopped_too_and_ends_as_with_ctrl_c(
+    place: DetachedPlace, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if installed:  # its command is a script, as pip and uv write one
+        script = place.root / "tiering"
+        script.write_text("from ollama_tiering.cli import main\nmain()\n")
+        enter = place.entering
+        monkeypatch.setattr(
+            *(place, "entering"),
+            lambda python, _m, _name, *words: enter(python, str(script), *words),
+        )
     running = place.up_and_ready()
-    place.tiering("stop")
+    assert place.tiering("stop")[0].startswith("stopped: ")
     assert running.rest()[-1] == "sidecar stopped: everything is on disk"
     assert running.process.returncode == 0
 
@@ -76,12 +89,13 @@ def test_one_in_a_terminal_is_stopped_too_and_ends_as_with_ctrl_c(place: Detache
 def test_a_number_that_is_somebody_elses_by_now_is_left_alone(place: DetachedPlace) -> None:
     place.tiering("up", "-d")
     path = place.socket.with_name(f"up-{place.address.port}.json")
-    pid = place.record["pid"]
+    pid, before = place.record["pid"], path.read_text()
     with subprocess.Popen(["sleep", "60"]) as other:
-        path.write_text(path.read_text().replace(str(pid), str(other.pid)))
+        left = place.record | {"pid": other.pid, "started": time.time() - 60}
+        path.write_text(json.dumps(left))
         assert place.tiering("stop") == [f"no `tiering up` runs at {place.address.url}"]
         assert other.poll() is None
         other.kill()
-    path.write_text(path.read_text().replace(str(other.pid), str(pid)))
-    place.tiering("stop")
+    path.write_text(before)
+    assert place.tiering("stop") == [f"stopped: {place.address.url} (process {pid})"]
     wait_for(lambda: not place.socket.exists())
