@@ -11,15 +11,15 @@ import datetime
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 MOST_DAYS: Final = 400  # the oldest goes for a new one
 MOST_MODELS: Final = 8  # of one day; the others are one, OTHERS
 OTHERS: Final = ""
-_MOST: Final = 1 << 53  # what is more is no count
-_MOST_NAME: Final = 128
+MOST: Final = 1 << 53  # tokens or seconds: what is more is no count
+MOST_NAME: Final = 128  # characters of a model's file name, or of an engine's name
 
 
 @dataclass(slots=True)
@@ -60,23 +60,23 @@ class Days:
             models.setdefault(model, DaySums()).add(sums)
             self._trim()
 
-    def last(self, most: int = MOST_DAYS) -> Iterator[tuple[str, str, DaySums]]:
+    def last(self, most: int = MOST_DAYS) -> list[tuple[str, str, DaySums]]:
         """(date, model's file name, sums) of the last `most` days of the calendar, today's last."""
         first = self._day(most - 1)
         with self._lock:
-            found = [
-                (date, model, DaySums(**asdict(sums)))
+            return [
+                (date, model, replace(sums))
                 for date, models in sorted(self._days.items())
+                if date >= first
                 for model, sums in models.items()
             ]
-        return (one for one in found if one[0] >= first)
 
     def document(self) -> dict[str, Any]:
         """For a file; `restore` reads it."""
         with self._lock:
             return {
-                date: {model: [getattr(sums, name) for name in _NAMES] for model, sums in models}
-                for date, models in ((d, list(m.items())) for d, m in self._days.items())
+                date: {m: [getattr(sums, name) for name in _NAMES] for m, sums in models.items()}
+                for date, models in self._days.items()
             }
 
     def restore(self, document: Any) -> None:
@@ -106,7 +106,7 @@ def _date(text: str) -> str:
 
 
 def _model(name: str) -> str:
-    if len(name) > _MOST_NAME:
+    if len(name) > MOST_NAME:
         raise ValueError(f"{name!r} is no name")
     return name
 
@@ -120,6 +120,6 @@ def _sums(numbers: list[Any]) -> DaySums:
         whole = isinstance(plain, int)
         if type(value) is not int and (whole or type(value) is not float):
             raise ValueError(f"{name} is {value!r}")
-        if not math.isfinite(value) or abs(value) >= _MOST or (value < 0 and whole):
+        if not math.isfinite(value) or abs(value) >= MOST or (value < 0 and whole):
             raise ValueError(f"{name} is {value!r}")
     return found

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 
 from ollama_tiering.protocol.seconds_saved import Saved
 from ollama_tiering.protocol.shortfalls import NONE, Shortfalls
-from ollama_tiering.sidecar.days import Days, DaySums
+from ollama_tiering.sidecar.days import MOST, MOST_NAME, Days, DaySums
 from ollama_tiering.store import DIGEST_BYTES, digest_from_hex
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.system.quiet_log import QuietLog
@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 MAX_MODELS: Final = 128  # the one used longest ago goes for a new one
 MAX_RUNNERS: Final = 128
 _VERSION: Final = 1
-_MOST: Final = 1 << 53  # tokens or seconds: what is more is no count
-_MAX_NAME: Final = 128  # characters of a model's file name, or of an engine's name
 
 _Runner = tuple[int, float, bytes]  # process id, unix time of its start, namespace
 
@@ -58,7 +56,7 @@ class Counts:
         values = [getattr(self, name) for name in _COUNTS]
         parts = self.memory_tokens + self.restored_tokens + self.recomputed_tokens
         return (
-            all(0 <= value < _MOST for value in values)
+            all(0 <= value < MOST for value in values)
             and parts == self.prompt_tokens
             and self.shortfalls.fits(self.requests, self.recomputed_tokens)
         )
@@ -182,7 +180,7 @@ class Ledger:
 
     def _new(self, report: pb.RunnerReport) -> Entry:
         now = self._wall_clock()
-        return Entry(file_name(report.model), report.engine[:_MAX_NAME], now, now)
+        return Entry(file_name(report.model), report.engine[:MOST_NAME], now, now)
 
     def _trim(self) -> None:
         while len(self._entries) > MAX_MODELS:
@@ -208,7 +206,7 @@ def _of_day(more: Counts, total: Counts) -> DaySums:
 
 def file_name(model: str) -> str:
     """The file name of a model, as a runner reports it, cut to a bounded length."""
-    return PurePath(model).name[:_MAX_NAME]
+    return PurePath(model).name[:MOST_NAME]
 
 
 def _namespace(one: Mapping[str, Any]) -> bytes:
@@ -220,7 +218,7 @@ def _namespace(one: Mapping[str, Any]) -> bytes:
 
 def _entry(one: Mapping[str, Any]) -> Entry:
     texts = one["model"], one["engine"]
-    if not all(isinstance(text, str) and len(text) <= _MAX_NAME for text in texts):
+    if not all(isinstance(text, str) and len(text) <= MOST_NAME for text in texts):
         raise ValueError(f"{texts!r} are no names")
     times = _time(one["since"]), _time(one["last_used"])
     return Entry(*texts, *times, _counts(one))

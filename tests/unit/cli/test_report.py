@@ -83,6 +83,13 @@ def test_the_page_is_whole_and_takes_nothing_from_elsewhere() -> None:
     assert page([], 1).count("<svg") == 2  # nothing at all is drawn, too
 
 
+def test_a_day_that_has_begun_where_the_sidecar_runs_has_its_place() -> None:
+    tomorrow = str(TODAY + datetime.timedelta(1))
+    text = page(reported([*DAYS, day(tomorrow, "qwen3:8b", 0, 5, 5, 1.0)]), 7)
+    assert f"<title>{tomorrow}, memory 0</title>" in text
+    assert f">{tomorrow}</text>" in text
+
+
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[SidecarProcess]:
     with short_directory() as fast, SidecarProcess(tmp_path, fast=fast) as running:
