@@ -10,7 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.gpuday import report, steps
-from scripts.gpuday.steps import ABOUT, BEGUN, LACKING, PACK, Day, Outcome, Step
+from scripts.gpuday.steps import (
+    ABOUT,
+    BEGUN,
+    LACKING,
+    LLAMA_SERVER,
+    OLLAMA,
+    PACK,
+    Day,
+    Outcome,
+    Step,
+)
 
 REPORT, LOG = "report.md", "steps.log"
 MOST_LOG_BYTES = 1 << 20  # of a step, in what comes back
@@ -106,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", help="make what has to travel")
     packing.add_argument(
-        "--engine", choices=["ollama", "llama-server"], help="for this one only; else for both"
+        "--engine", choices=[OLLAMA, LLAMA_SERVER], help="for this one only; else for both"
     )
     running = commands.add_parser("run", help="do the steps, or go on with them")
     running.add_argument("--out", type=Path, default=PACK.parent / "out", help="report and state")

@@ -26,6 +26,8 @@ from scripts.gpuday.steps import (
     ABOUT,
     CUDA_LLAMA_CPP,
     CUDA_OLLAMA,
+    LLAMA_SERVER,
+    OLLAMA,
     PACK,
     PROGRAM,
     ROOT,
@@ -45,7 +47,6 @@ _TESTS = {
 _THERE_ALREADY = re.compile(r"^numpy==.*\n(?: .*\n)*", re.MULTILINE)  # large; CuPy brings it
 
 
-OLLAMA, LLAMA_SERVER = "ollama", "llama-server"
 _MOST_MIB = 54  # of 64 that travel; the rest is the checkout
 
 
