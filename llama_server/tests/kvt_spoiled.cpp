@@ -81,7 +81,8 @@ std::vector<uint32_t> cells_of(const llama_kv_cache &, int32_t, uint32_t, uint32
 bool has_axes(llama_context *) { return false; }
 int32_t number_of_chunk(const mtmd_input_chunk *) { return 0; }
 void read_rows(const plane &, const uint32_t *, size_t, char *) {}
-void write_rows(const plane &, const uint32_t *, size_t, const char *) {}
+void row_writer::write(const plane &, const uint32_t *, size_t, const char *) {}
+row_writer::~row_writer() {}
 bool put_state(llama_context *, int32_t, checkpoints &, uint32_t, uint32_t, const std::vector<char> &, const std::vector<int32_t> &) { return false; }
 bool put_windows(llama_context *, int32_t, checkpoints &, uint32_t, uint32_t, const std::vector<window> &, const std::vector<int32_t> &) {
     return false;

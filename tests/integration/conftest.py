@@ -21,7 +21,8 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[SidecarProcess]:
-    with short_directory() as directory, SidecarProcess(directory, ram_gb=0.5) as running:
+    # The disk has room for what leaves RAM, or a block just stored may have to go under load.
+    with short_directory() as root, SidecarProcess(root, ram_gb=0.5, local_gb=1) as running:
         yield running
 
 
