@@ -32,6 +32,7 @@ PLANES = 4
 WINDOW_BYTES = 48  # of a row, where there are windows
 ROW_BYTES = 8 << 10
 BLOCK_MIB = 2
+LONG_S = 4.0  # what is not to be counted takes so long; what is, less on a machine that is busy, too
 SLOW_MS = 30  # for one segment, where it is slow: more than a step of 20 ms
 
 
@@ -128,11 +129,11 @@ def test_waiting_for_a_device_is_not_copying(
         talk.say("direct", 0 if way == "read into cells" else -1)
         talk.say("answer", 0, first, 192)
         talk.say("settle", 3 + state_mib)
-        talk.say("computes", 1500)
+        talk.say("computes", int(LONG_S * 1000))
         assert restored(talk.say("prompt", 1, first, 193)) == 192
         last = last_restore(in_memory, talk, 1)
         assert last.tokens == 192
-        assert 0 < last.copy_seconds < 1.2  # 6 MiB, on a machine that is busy, too
+        assert 0 < last.copy_seconds < LONG_S * 0.9  # 6 MiB
         if way == "read into cells":
             assert talk.say("reads") == "3 direct"
 
@@ -157,12 +158,12 @@ def test_waiting_for_room_is_not_reading(program: Path, daemon: SidecarProcess) 
         talk.say("begin", 1, first, 65)
         reads_ahead(talk, 8 + 2 * BLOCK_MIB)
         talk.say("begin", 2, first, 65)
-        time.sleep(1.5)
+        time.sleep(LONG_S)
         assert restored(talk.say("bring", 1)) == 64
         assert restored(talk.say("bring", 2)) == 64
         last = last_restore(daemon, talk, 2)
         assert last.tokens == 64
-        assert 0 < last.fetch_seconds < 1.2
+        assert 0 < last.fetch_seconds < LONG_S * 0.9
 
 
 def test_what_a_slot_loses_is_kept_a_block_at_a_time(talk: Talk, first: int) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.vectors import by_go, encoded, malformed, sound
+from tests.vectors.accounts import accounts_document
 from tests.vectors.building import parts
 from tests.vectors.descriptions import descriptions_document, settings_document
 from tests.vectors.keys import keys_document
@@ -48,6 +49,7 @@ def documents() -> dict[Path, bytes]:
         Path("keys.json"): _text(keys_document()),
         Path("descriptions.json"): _text(descriptions_document()),
         Path("settings.json"): _text(settings_document()),
+        Path("accounts.json"): _text(accounts_document()),
         Path("by_go.json"): _text(by_go.document()),
         Path("blocks.json"): _text(told),
     }

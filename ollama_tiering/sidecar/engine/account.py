@@ -3,7 +3,8 @@ runners report it, so that `tiering status`, the metrics and the ledger know suc
 
 The engine may have several connections, and makes new ones: what is counted is counted here, once
 for each process and namespace. The rules are those of the patched server's runner (kvtier/tiering/
-gate.go and stats.go).
+gate.go and stats.go), which counts by itself, so that its sums outlive a sidecar: both are held to
+the same numbers by tests/vectors/accounts.json.
 """
 
 from __future__ import annotations
@@ -66,6 +67,11 @@ class EngineAccount:
             self._report.skipped_by_gate += 1
             self._copy_rate = gate.drifted(self._copy_rate)
             return False
+
+    def speeds(self) -> tuple[float, float]:
+        """Of prefill, in tokens/s, and of copying, in bytes/s; 0: not measured yet."""
+        with self._lock:
+            return self._prefill_rate, self._copy_rate
 
     def stored(self, blocks: int) -> None:
         with self._lock:

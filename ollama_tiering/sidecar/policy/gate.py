@@ -19,8 +19,9 @@ def restore_pays(
 
 
 def drifted(copy_rate: float) -> float:
-    """The rate after the gate has said no: what is never tried is never measured again, so it
-    goes back to the default.
+    """The rate after the gate has said no: what is never tried is never measured again, so a slow
+    one goes back towards the default. A rate that was not measured stays 0.
     """
-    rate = copy_rate or DEFAULT_COPY_RATE
-    return rate + max(DEFAULT_COPY_RATE - rate, 0) / 16
+    if not copy_rate:
+        return 0.0
+    return copy_rate + max(DEFAULT_COPY_RATE - copy_rate, 0) / 16

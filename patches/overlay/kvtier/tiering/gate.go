@@ -13,6 +13,9 @@ const (
 	// fullBatch is how many say all about it: small batches leave a device idle.
 	fullBatch = 512
 
+	// leastTime is the shortest that says something about a speed: less is a clock's own step.
+	leastTime = time.Microsecond
+
 	// lookupShare of the time that computing the tokens would take may be spent on asking for them, at most
 	// lookupMost: on a machine whose cores are all busy the sidecar may need longer than usual to answer.
 	lookupShare = 0.05

@@ -101,7 +101,7 @@ func (s *stats) request(ts *slot, prefill time.Duration) {
 	if recomputed > 1 {
 		s.shortOf(ts.short.reason, recomputed)
 	}
-	if seconds := prefill.Seconds(); recomputed >= rateTokens && seconds > 0 {
+	if seconds := prefill.Seconds(); recomputed >= rateTokens && prefill >= leastTime {
 		rate := float64(recomputed) / seconds
 		if s.prefillRate == 0 {
 			s.prefillRate = rate
@@ -110,7 +110,7 @@ func (s *stats) request(ts *slot, prefill time.Duration) {
 		}
 		s.counts.PrefillTokensPerSecond = s.prefillRate
 		if recomputed >= fullBatch && recomputed >= ts.resumed {
-			s.counts.PrefillTokens += uint64(ts.beside)
+			s.counts.PrefillTokens += uint64(max(ts.beside, recomputed))
 			s.counts.PrefillSeconds += seconds
 		}
 	}
@@ -141,7 +141,8 @@ func (s *stats) restored(f *fetch) {
 	defer s.mu.Unlock()
 	s.counts.LastRestore = proto.Clone(&f.report).(*tierpb.RestoreReport)
 	// The gate adds what the tier is expected to take: it must not be in here as well.
-	if own := max(f.report.FetchSeconds-f.expected, 0) + f.report.CopySeconds; own > 0 {
+	own := max(f.report.FetchSeconds-f.expected, 0) + f.report.CopySeconds
+	if own >= leastTime.Seconds() && f.report.Bytes > 0 {
 		rate := float64(f.report.Bytes) / own
 		if s.copyRate == 0 {
 			s.copyRate = rate
