@@ -32,7 +32,7 @@ PLANES = 4
 WINDOW_BYTES = 48  # of a row, where there are windows
 ROW_BYTES = 8 << 10
 BLOCK_MIB = 2
-LONG_S = 4.0  # what is not to be counted takes so long; what is, less on a machine that is busy, too
+LONG_S = 4.0  # takes what is not to be counted; what is takes less, on a busy machine, too
 SLOW_MS = 30  # for one segment, where it is slow: more than a step of 20 ms
 
 
