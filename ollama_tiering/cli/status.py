@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
+import sys
+import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +40,31 @@ _ASK_SECONDS = 5.0
 @click.command()
 @click.option("--socket", type=NamedPath(path_type=Path), help="Unix socket of the sidecar.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def status(socket: Path | None, as_json: bool) -> None:
+@click.option(
+    "--watch",
+    type=click.FloatRange(0.2, 3600),
+    is_flag=False,
+    flag_value=2.0,
+    metavar="[SECONDS]",
+    help="Show it again every 2 seconds, or as often as said; Ctrl-C ends it.",
+)
+def status(socket: Path | None, as_json: bool, watch: float | None) -> None:
     """Show what the running sidecar knows: tiers, hits, loaded models, and what each model saved.
 
     Exit code 9 if no sidecar runs, 10 if the settings are not valid; what runs is shown before
     that is said.
     """
+    if watch is not None and as_json:
+        raise click.UsageError("--watch shows a screen; --json is read by programs")
+    if watch is None:
+        return _show(socket, as_json)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            _show(socket, as_json, clear=True)
+            time.sleep(watch)
+
+
+def _show(socket: Path | None, as_json: bool, *, clear: bool = False) -> None:
     settings, broken = config.readable({"sidecar.socket": socket})
     path = settings.sidecar.socket_path
     try:
@@ -56,9 +79,30 @@ def status(socket: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_document(path, answer, memory_of(path)), indent=1))
     else:
-        click.echo("\n".join(_lines(path, answer, memory_of(path))))
+        text = "\n".join(_wrapped(_lines(path, answer, memory_of(path))))
+        if clear:
+            click.clear()
+        click.echo(text)
     if broken:
         raise broken
+
+
+def _wrapped(lines: Iterable[str]) -> Iterator[str]:
+    """Breaks lines that are wider than the terminal at a word. What a program reads stays whole."""
+    if not sys.stdout.isatty():
+        yield from lines
+        return
+    columns = max(shutil.get_terminal_size().columns, 40)
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        yield from textwrap.wrap(
+            line,
+            columns,
+            subsequent_indent=indent,
+            drop_whitespace=True,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [line]
 
 
 def _ask(path: Path) -> adm.StatResponse:
@@ -174,6 +218,7 @@ def _lines(
 ) -> Iterator[str]:
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(answer.started_unix_seconds))
     yield f"sidecar {answer.version} on {path}, since {since}"
+    yield from status_use.all_models(answer)
     for tier in answer.tiers:
         share = 100 * tier.used_bytes / tier.budget_bytes if tier.budget_bytes else 0
         yield (

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from ollama_tiering.config import count
-from ollama_tiering.protocol.shortfalls import name
+from ollama_tiering.protocol.shortfalls import Shortfalls, name
 from ollama_tiering.store import block_store_pb2 as pb
 
 # What to do about each: docs/operations.md.
@@ -51,11 +51,7 @@ _AT: Final = (
 
 def lines(runner: pb.RunnerReport) -> Iterator[str]:
     """Leaves out what a runner of an older version does not report."""
-    if runner.shortfalls:
-        yield "  recomputed, by reason:"
-        for one in sorted(runner.shortfalls, key=lambda one: -one.tokens):
-            of = f"{count(one.tokens, 'token')} of {count(one.requests, 'request')}"
-            yield f"    {of}: {_words(one.reason, runner)}"
+    yield from by_reason(runner.shortfalls, runner.min_tokens)
     if runner.HasField("last_request"):
         last = runner.last_request
         yield (
@@ -67,6 +63,16 @@ def lines(runner: pb.RunnerReport) -> Iterator[str]:
             yield f"    {words}"
     if runner.to_store:
         yield f"  {count(runner.to_store, 'conversation', 'is')} still to be stored"
+
+
+def by_reason(counts: Iterable[pb.ShortfallCount], min_tokens: int = 0) -> Iterator[str]:
+    """The sums of each reason, that of most tokens first. `min_tokens` of 0 is not known."""
+    sums = Shortfalls.of(counts).by_reason
+    if sums:
+        yield "  recomputed, by reason:"
+    for reason, (requests, tokens) in sorted(sums.items(), key=lambda one: -one[1][1]):
+        of = f"{count(tokens, 'token')} of {count(requests, 'request')}"
+        yield f"    {of}: {_words(reason, min_tokens)}"
 
 
 def documents(counts: Iterable[pb.ShortfallCount]) -> list[dict[str, Any]]:
@@ -101,14 +107,14 @@ def why(runner: pb.RunnerReport) -> str | None:
     last = runner.last_request
     if recomputed(last) <= 1:
         return None
-    words = _words(last.shortfall, runner)
+    words = _words(last.shortfall, runner.min_tokens)
     if last.shortfall == pb.SHORTFALL_TOO_SHORT and last.memory_tokens:  # how a chat goes on
         return f"next turn: {count(recomputed(last), 'new token')}, {words}"
     return f"{words} at token {last.at_token:,}" if last.shortfall in _AT else words
 
 
-def _words(reason: int, runner: pb.RunnerReport) -> str:
+def _words(reason: int, min_tokens: int) -> str:
     words = WORDS.get(reason, _OTHER)
-    if reason == pb.SHORTFALL_TOO_SHORT and runner.min_tokens:
-        return f"{words} ({runner.min_tokens})"
+    if reason == pb.SHORTFALL_TOO_SHORT and min_tokens:
+        return f"{words} ({min_tokens})"
     return words

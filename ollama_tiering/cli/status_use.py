@@ -42,8 +42,13 @@ def lines(answer: adm.StatResponse, known: Mapping[str, str]) -> Iterator[str]:
         since = _date(min(use.since_unix_seconds for use in uses))
         yield f"use of {shown(model, known)}, since {since}"
         yield from (f"  {line}" for line in _lines_of(uses))
-    if len(by_model) > 1:
-        yield f"all models: {Saved.of(answer.model_uses).words()}"
+
+
+def all_models(answer: adm.StatResponse) -> Iterator[str]:
+    """One line of all that was saved, if there is anything to sum up."""
+    if len({use.model for use in answer.model_uses}) > 1:
+        since = _date(min(use.since_unix_seconds for use in answer.model_uses))
+        yield f"all models, since {since}: {Saved.of(answer.model_uses).words()}"
 
 
 def _lines_of(uses: list[adm.ModelUse]) -> Iterator[str]:
@@ -58,6 +63,9 @@ def _lines_of(uses: list[adm.ModelUse]) -> Iterator[str]:
     )
     yield Saved.of(uses).words()
     yield f"{'loaded' if loaded else 'not loaded now'}, last used {last}"
+    if not loaded:  # the runner of one that is says it of itself
+        counts = (one for use in uses for one in use.shortfalls)
+        yield from (line.removeprefix("  ") for line in status_shortfalls.by_reason(counts))
 
 
 def documents(answer: adm.StatResponse, known: Mapping[str, str]) -> list[dict[str, Any]]:

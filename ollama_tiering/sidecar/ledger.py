@@ -20,6 +20,7 @@ from typing import Any, Final, Self
 
 from ollama_tiering.protocol.seconds_saved import Saved
 from ollama_tiering.protocol.shortfalls import NONE, Shortfalls
+from ollama_tiering.protocol.shortfalls import name as reason_name
 from ollama_tiering.sidecar.days import MOST, MOST_NAME, Days, DaySums
 from ollama_tiering.store import DIGEST_BYTES, digest_from_hex
 from ollama_tiering.store import block_store_pb2 as pb
@@ -48,7 +49,7 @@ class Counts:
 
     @classmethod
     def of(cls, report: pb.RunnerReport) -> Self:
-        numbers = {name: getattr(report, name) for name in _COUNTS}
+        numbers = {key: getattr(report, key) for key in _COUNTS}
         return cls(**numbers, shortfalls=Shortfalls.of(report.shortfalls))
 
     @property
@@ -134,6 +135,7 @@ class Ledger:
             self._trim()
             self.days.book(entry.model, _of_day(more, total))
             self.changes += 1
+        _log(report, entry.model, more)
 
     def entries(self) -> dict[bytes, Entry]:
         """The entries by namespace, the last used one last."""
@@ -187,6 +189,20 @@ class Ledger:
             del self._entries[next(iter(self._entries))]
         while len(self._runners) > MAX_RUNNERS:
             del self._runners[next(iter(self._runners))]
+
+
+def _log(report: pb.RunnerReport, model: str, more: Counts) -> None:
+    """One line for a request that has ended; a runner may report of several at once."""
+    if not more.requests:
+        return
+    short = more.recomputed_tokens > more.requests  # the last token of each is always computed
+    log.info(
+        "%s: model=%s pid=%d prompt=%d in_memory=%d restored=%d computed=%d why=%s",
+        "request ended" if more.requests == 1 else f"{more.requests} requests ended",
+        *(model, report.pid, more.prompt_tokens, more.memory_tokens, more.restored_tokens),
+        more.recomputed_tokens,
+        reason_name(report.last_request.shortfall) if short else "-",
+    )
 
 
 def _of_day(more: Counts, total: Counts) -> DaySums:

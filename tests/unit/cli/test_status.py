@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from ollama_tiering.cli import status
 from ollama_tiering.config import MemoryLimit
@@ -136,7 +137,12 @@ def test_what_was_done_for_a_model_is_told_by_name_when_it_is_not_loaded_too() -
     )
     lines = list(status._lines(Path("s"), answer))
     at = lines.index("use of qwen3:0.6b, since 1971-01-01 00:00")
-    assert lines[at : at + 9] == [
+    assert lines[1] == (
+        "all models, since 1971-01-01 00:00: saved 9.5 s: 1,000 tokens restored in 0.50 s, "
+        "computing them takes about 10 s at 100 tokens/s "
+        "(without 1,000 restored tokens: not measured yet)"
+    )
+    assert lines[at : at + 8] == [
         "use of qwen3:0.6b, since 1971-01-01 00:00",
         "  3 requests, 1,900 prompt tokens = 400 in memory + 1,000 restored + 500 recomputed",
         "  saved 9.5 s: 1,000 tokens restored in 0.50 s, computing them takes about 10 s at "
@@ -146,8 +152,6 @@ def test_what_was_done_for_a_model_is_told_by_name_when_it_is_not_loaded_too() -
         "  3 requests, 1,900 prompt tokens = 400 in memory + 1,000 restored + 500 recomputed",
         "  saved: not measured yet (1,000 tokens restored)",
         "  loaded, last used 1971-01-02 00:00",
-        "all models: saved 9.5 s: 1,000 tokens restored in 0.50 s, computing them takes about "
-        "10 s at 100 tokens/s (without 1,000 restored tokens: not measured yet)",
     ]
     assert "runner 5 llama3:8b: tiered, " in lines
     document = status._document(Path("s"), answer)
@@ -160,6 +164,61 @@ def test_what_was_done_for_a_model_is_told_by_name_when_it_is_not_loaded_too() -
     assert document["runners"][0]["name"] == "llama3:8b"
     assert document["runners"][0]["model"] == blob(2)
     json.dumps(document, allow_nan=False)
+
+
+def test_reasons_of_a_model_that_is_not_loaded_any_more_are_told_of_all_its_engines() -> None:
+    ends, new = pb.SHORTFALL_ENDS, pb.SHORTFALL_NOTHING_STORED
+    of_one = [pb.ShortfallCount(reason=ends, requests=2, tokens=100)]
+    of_other = [*of_one, pb.ShortfallCount(reason=new, requests=1, tokens=900)]
+    uses = [use(b"a", "m", shortfalls=of_one), use(b"b", "m", shortfalls=of_other)]
+    lines = list(status._lines(Path("s"), adm.StatResponse(version="1", model_uses=uses)))
+    at = lines.index("  recomputed, by reason:")
+    assert lines[at + 1 : at + 3] == [
+        "    900 tokens of 1 request: nothing stored begins like this prompt",
+        "    200 tokens of 4 requests: what is stored of the prompt ends",
+    ]
+    uses[0].loaded = True  # then its runner says it
+    lines = list(status._lines(Path("s"), adm.StatResponse(version="1", model_uses=uses)))
+    assert not [line for line in lines if "by reason" in line]
+
+
+def test_on_a_terminal_lines_break_at_words_and_elsewhere_they_stay_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = "  saved 9.5 s: " + "word " * 20 + "/a/path/of/which/nothing/is/cut/however/long/it/is"
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
+    assert list(status._wrapped([line])) == [line]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    first, *more = status._wrapped([line])
+    assert first.startswith("  saved")
+    assert len(more) > 1
+    assert all(len(one) <= 50 for one in [first, *more[:-1]])
+    assert all(one.startswith("      ") and one[6] != " " for one in more)
+    assert " ".join([first.strip(), *(one.strip() for one in more)]) == line.strip()
+    assert list(status._wrapped([""])) == [""]
+
+
+def test_it_is_shown_again_until_somebody_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, slept = [], []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+
+    def show(socket: Path | None, as_json: bool, *, clear: bool = False) -> None:
+        shown.append(clear)
+
+    monkeypatch.setattr(status, "_show", show)
+    monkeypatch.setattr(time, "sleep", sleep)
+    run = CliRunner().invoke
+    assert run(status.status, ["--watch"]).exit_code == 0
+    assert (shown, slept) == ([True] * 3, [2.0] * 3)
+    slept.clear()
+    assert run(status.status, ["--watch", "0.5"]).exit_code == 0
+    assert slept == [0.5] * 3
+    assert run(status.status, ["--watch", "--json"]).exit_code == 2
 
 
 def test_after_an_unload_no_model_is_loaded_before_the_first_none_has_reported() -> None:

@@ -43,6 +43,17 @@ def test_a_runner_reports_sums_and_only_what_is_new_is_booked() -> None:
     assert counts(ledger) == Counts(3, 450 + 640, 300, 640, 150)
 
 
+def test_each_request_that_ends_is_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    last = pb.LastRequest(shortfall=pb.SHORTFALL_ENDS)
+    with caplog.at_level("INFO", logger=module.__name__):
+        booked(report(1, last_request=last), report(1), report(3, restored=640, last_request=last))
+    one, two = (record.getMessage() for record in caplog.records)
+    assert one.startswith("request ended: model=")
+    assert one.endswith("computed=50 why=ends")
+    assert two.startswith("2 requests ended: model=")
+    assert "prompt=940 in_memory=200 restored=640 computed=100 why=ends" in two
+
+
 def test_a_new_runner_is_added_to_the_ones_before() -> None:
     ledger = booked(report(3), report(2, pid=8, started_unix_seconds=2000), report(4))
     assert counts(ledger).requests == 4 + 2
