@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import sys
 import textwrap
 import time
@@ -92,7 +91,9 @@ def _wrapped(lines: Iterable[str]) -> Iterator[str]:
     if not sys.stdout.isatty():
         yield from lines
         return
-    columns = max(shutil.get_terminal_size().columns, 40)
+    from rich.console import Console
+
+    columns = max(Console().width, 40)
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         yield from textwrap.wrap(

@@ -20,6 +20,7 @@ from ollama_tiering.sidecar.bounds import (
     sent,
 )
 from ollama_tiering.sidecar.look_up import check_count
+from ollama_tiering.sidecar.look_up_times import LookUpTimes
 from ollama_tiering.sidecar.prompt_look_up import PromptLookUps
 from ollama_tiering.store import (
     TOKEN_BYTES,
@@ -48,7 +49,10 @@ _BATCH_BLOCKS: Final = 64  # named in one answer: the client begins to read mean
 class Reads:
     """To be used on the event loop only; `pool` runs what may block."""
 
-    def __init__(self, store: TieredStore, pool: Executor) -> None:
+    def __init__(
+        self, store: TieredStore, pool: Executor, times: LookUpTimes | None = None
+    ) -> None:
+        self._times = times or LookUpTimes()
         self._store = store
         self._pool = pool
         self._prompts = PromptLookUps(store)
@@ -61,10 +65,11 @@ class Reads:
         """
         with self._streams.taken():
             prepare = self._prompts.prepare
-            if len(request.tokens) <= _AT_ONCE_BYTES:  # a thread would answer later
-                plan, keys, fingerprints = prepare(request)
-            else:
-                plan, keys, fingerprints = await self._blocking(prepare, request)
+            with self._times.measured():
+                if len(request.tokens) <= _AT_ONCE_BYTES:  # a thread would answer later
+                    plan, keys, fingerprints = prepare(request)
+                else:
+                    plan, keys, fingerprints = await self._blocking(prepare, request)
             deadline = in_seconds(PLAN_SECONDS)
             await sent(context, pb.LookUpResponse(plan=plan), deadline)
             if not keys:

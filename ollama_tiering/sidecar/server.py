@@ -36,11 +36,13 @@ from ollama_tiering.sidecar.grpc_socket import GrpcSocket
 from ollama_tiering.sidecar.held_socket import HeldSocket, hold_socket, keep_reachable
 from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.ledger_file import LedgerFile, held
+from ollama_tiering.sidecar.look_up_times import LookUpTimes
 from ollama_tiering.sidecar.memory import share_one_arena
 from ollama_tiering.sidecar.metrics import make_registry, metrics_page
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.notify import notify
 from ollama_tiering.sidecar.openings import Openings, end_tasks, has_ended
+from ollama_tiering.sidecar.partings.metrics import PartingCollector
 from ollama_tiering.sidecar.partings.partings import Partings
 from ollama_tiering.sidecar.peer import PeerGuard
 from ollama_tiering.sidecar.reload import Reloader, with_live
@@ -191,10 +193,12 @@ async def _serve(
     pages = {"/metrics": metrics_page(registry), **standing_pages(standing)}
     contents = Contents(ContentRecord(state_dir()))
     partings = Partings(PartingFinder(store))
-    engines = _engine_socket(config, store, contents, uses, runners, partings)
+    times = LookUpTimes(registry)
+    registry.register(PartingCollector(partings))
+    engines = _engine_socket(config, store, contents, uses, runners, partings, times)
     reading = contextlib.closing(contents)
     with _pool() as pool, Endpoint(pages, config.metrics_port), reading, engines as engine:
-        service = BlockStoreService(store, pool, uses, runners, contents, partings)
+        service = BlockStoreService(store, pool, uses, runners, contents, partings, times)
         rpc.add_to_server(service, entrance)
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(health_service, entrance)
@@ -244,6 +248,7 @@ def _engine_socket(
     uses: ModelBook,
     runners: RunnerTable,
     partings: Partings,
+    times: LookUpTimes,
 ) -> Iterator[dict[HeldSocket, Callable[[], Awaitable[None]]]]:
     """For engines that speak no gRPC; what they do is counted where runners report theirs."""
     path = place(config)
@@ -259,7 +264,7 @@ def _engine_socket(
             uses.refresh()
 
     engines = Engines(
-        *(store, EngineAccounts(report), contents),
+        *(store, EngineAccounts(report), contents, times),
         min_tokens=config.min_tokens,
         lease_seconds=config.lease_seconds,
     )

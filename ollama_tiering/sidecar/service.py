@@ -29,6 +29,7 @@ from ollama_tiering.sidecar.content.check_files import CheckFiles
 from ollama_tiering.sidecar.content.contents import Contents
 from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.look_up import LookUps
+from ollama_tiering.sidecar.look_up_times import LookUpTimes
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.namespaces import NamespaceUses
 from ollama_tiering.sidecar.partings.messages import sum_message
@@ -71,6 +72,7 @@ class BlockStoreService(AdministrationService):
         runners: RunnerTable | None = None,
         contents: Contents | None = None,
         partings: Partings | None = None,
+        times: LookUpTimes | None = None,
     ) -> None:
         self._store = store
         self._pool = pool
@@ -83,7 +85,7 @@ class BlockStoreService(AdministrationService):
         self._puts = Slots("streams that store", MAX_PUT_STREAMS)
         self._tools = Slots("listings and verifications", MAX_TOOL_STREAMS)
         self._look_ups = LookUps(store)
-        self._reads = Reads(store, pool)
+        self._reads = Reads(store, pool, times)
         self._check_files = CheckFiles(contents or Contents())
         self._seldom = QuietLog(log)
 

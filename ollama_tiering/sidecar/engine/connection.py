@@ -39,6 +39,7 @@ from ollama_tiering.sidecar.engine.lookups import EngineLookUps
 from ollama_tiering.sidecar.engine.proof import GATED, Proof, unproven
 from ollama_tiering.sidecar.engine.turns import Turns
 from ollama_tiering.sidecar.engine.writes import Writes
+from ollama_tiering.sidecar.look_up_times import LookUpTimes
 from ollama_tiering.store import TieredStore
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
@@ -72,6 +73,7 @@ class Engines:
         store: TieredStore,
         accounts: EngineAccounts,
         contents: Contents,
+        times: LookUpTimes | None = None,
         *,
         min_tokens: int,
         lease_seconds: float,
@@ -79,6 +81,7 @@ class Engines:
         self.store = store
         self.accounts = accounts
         self.contents = contents
+        self.times = times or LookUpTimes()
         self.min_tokens = min_tokens
         self.lease_seconds = lease_seconds
         self.heads = Heads()
@@ -183,7 +186,7 @@ class Connection:
                 return Kind.DONE, b""
             raise InvalidBlock("nothing was named yet")
         if kind == Kind.MATCH:
-            with self._engines.turns.look_up():
+            with self._engines.times.measured(), self._engines.turns.look_up():
                 return Kind.MATCHED, self._look_ups.match(m.EngineMatch.unpack(body)).pack()
         if kind == Kind.WAIT:
             return Kind.MATCHED, self._look_ups.wait(m.EngineLease.unpack(body).lease_id).pack()

@@ -26,6 +26,7 @@ from ollama_tiering.sidecar.endpoint import Endpoint
 from ollama_tiering.sidecar.metrics import label, make_registry, metrics_page
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.state import PROMOTE_AFTER_SECONDS
+from tests.contract.fake_engine import FakeEngine, prompt
 from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.sidecar.scrape import MeteredSidecar, Scrape, free_port, of_port, of_registry
 from tests.unit.store.support import FILE_BYTES, NAMESPACE, NS, Bench
@@ -39,6 +40,24 @@ def scrape(bench: Bench) -> Scrape:
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeteredSidecar]:
     with MeteredSidecar(tmp_path_factory.mktemp("metered")) as running:
         yield running
+
+
+def test_the_time_of_look_ups_is_measured_over_both_wires(daemon: MeteredSidecar) -> None:
+    """And of nothing else: what is located and read behind the answer is not waited for."""
+    count, total = "tiering_lookup_seconds_count", "tiering_lookup_seconds_sum"
+    before = of_port(daemon.port)
+    asked = pb.LookUpRequest(
+        namespace=NS.digest(), tokens=bytes(400), block_tokens=4, most_rows=99, min_tokens=1
+    )
+    with daemon.channel() as channel:
+        list(rpc.BlockStoreStub(channel).LookUp(asked, timeout=10))
+    over_grpc = of_port(daemon.port)
+    assert over_grpc(count) == before(count) + 1
+    with FakeEngine(daemon.socket) as engine:
+        engine.look_up(prompt(0, 100))
+    over_both = of_port(daemon.port)
+    assert over_both(count) == before(count) + 2
+    assert 0 < over_both(total) - before(total) < 10
 
 
 def test_every_number_of_the_store_is_shown_as_the_store_has_it() -> None:

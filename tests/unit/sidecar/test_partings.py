@@ -9,10 +9,12 @@ import tracemalloc
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.sidecar.partings.context import context_in, context_of
 from ollama_tiering.sidecar.partings.messages import wanted
+from ollama_tiering.sidecar.partings.metrics import PartingCollector
 from ollama_tiering.sidecar.partings.partings import Partings
 from ollama_tiering.sidecar.partings.record import (
     MOST,
@@ -25,10 +27,12 @@ from ollama_tiering.store import NamespaceId
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from ollama_tiering.store.books.watch import ShortLookUp
 from ollama_tiering.store.tools.partings import MOST_BEFORE, MOST_BEHIND, Parting, PartingKind
+from tests.unit.sidecar.scrape import of_registry
 
 NAMESPACE = NamespaceId(bytes(31) + b"\1")
 OTHER = NamespaceId(bytes(31) + b"\2")
 MIB = 1 << 20
+SUMS = ("requests", "lost_tokens", "lost_seconds")
 
 
 def parting(number: int = 0, *, lost: int = 900, prompt: int = 1000, **more: Any) -> Parting:
@@ -157,6 +161,10 @@ def test_what_a_day_cost_is_summed_up_with_the_measured_speed(place: Place) -> N
     place.report(pb.SHORTFALL_DIFFERS, prompt_tokens=1)
     place.partings.digest()
     assert place.partings.lost_in_a_day() == (2, 1800, 9.0)  # the other's speed is not known
+    registry = CollectorRegistry()
+    registry.register(PartingCollector(place.partings))
+    shown = [of_registry(registry)(f"tiering_partings_{name}") for name in SUMS]
+    assert shown == [2, 1800, 9.0]
     place.now += 86_401 + 2
     assert place.partings.lost_in_a_day() == (0, 0, 0.0)
 
