@@ -24,7 +24,7 @@ from ollama_tiering.cli import (
 from ollama_tiering.cli.reach import memory_of, require_there
 from ollama_tiering.config import MemoryLimit, agreeing, count, format_size
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.protocol import cache_memory
+from ollama_tiering.protocol import cache_memory, runner_settings
 from ollama_tiering.protocol.plain_text import path_of
 from ollama_tiering.protocol.seconds_saved import Saved
 
@@ -204,6 +204,7 @@ def _document(
                 "cpu_attention": runner.cpu_attention,
                 "caches": runner.caches,
                 "cache_memory": cache_memory.document(runner),
+                "settings": runner_settings.document(runner),
                 "min_tokens": runner.min_tokens,
                 "to_store": runner.to_store,
                 "shortfalls": status_shortfalls.documents(runner.shortfalls),
@@ -336,6 +337,8 @@ def _properties(runner: pb.RunnerReport) -> Iterator[str]:
         yield f"  caches: {runner.caches}"
     if where := cache_memory.words(runner.cache_memory):
         yield f"  K/V: {where}"
+    if settings := runner_settings.words(runner):
+        yield f"  settings: {settings}"
     if runner.cpu_attention:
         yield f"  attention on the CPU: {runner.cpu_attention}"
 

@@ -50,6 +50,10 @@ def test_every_prompt_that_is_computed_has_its_reason_in_status(
         def why(prompt: str, **options: Any) -> str | None:
             found = asked(sidecar, server, model, prompt, **options)
             assert found["to_store"] == 0
+            settings = found["settings"]
+            assert (settings["slots"], settings["num_thread"]) == (1, 1)
+            assert 2048 <= settings["num_ctx"] < 4096
+            assert settings["num_batch"] >= 256
             said: str | None = found["last_request"]["why"]
             return said
 

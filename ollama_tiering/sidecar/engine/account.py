@@ -19,6 +19,7 @@ from typing import Final
 from ollama_tiering.protocol.engine.messages import EngineFinished, GateMode
 from ollama_tiering.sidecar.engine.identity import Identity
 from ollama_tiering.sidecar.policy import gate
+from ollama_tiering.sidecar.runner_settings import settings_of
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import InvalidBlock
 
@@ -52,6 +53,7 @@ class EngineAccount:
             caches=identity.caches,
             cpu_attention=identity.cpu_attention,
             min_tokens=min_tokens,
+            settings=settings_of(pid),
         )
 
     def restore_pays(

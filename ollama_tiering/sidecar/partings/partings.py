@@ -17,7 +17,6 @@ from concurrent.futures import Executor
 from typing import Final, NamedTuple, TypeVar
 
 from ollama_tiering.protocol.shortfalls import NOT_THERE, OF_LOOK_UP
-from ollama_tiering.sidecar.partings.context import context_of
 from ollama_tiering.sidecar.partings.record import KeptParting, PartingRecord, kept
 from ollama_tiering.store import DIGEST_BYTES, NamespaceId, as_namespace
 from ollama_tiering.store import block_store_pb2 as pb
@@ -45,6 +44,7 @@ class _Ended(NamedTuple):
     memory_tokens: int
     restored_tokens: int
     shortfall: int
+    num_ctx: int  # of a slot; 0: not known
 
     @property
     def computed_tokens(self) -> int:
@@ -87,6 +87,7 @@ class Partings:
             _Ended(
                 *(self._wall_clock(), report.pid, namespace, last.prompt_tokens),
                 *(last.memory_tokens, last.restored_tokens, last.shortfall),
+                report.settings.context_tokens,
             )
         )
 
@@ -105,9 +106,8 @@ class Partings:
                     self._record.add(one)
             while self._ended:
                 ended = self._ended.popleft()
-                num_ctx = context_of(ended.pid)
                 with self._lock:
-                    self._settle(ended, num_ctx)
+                    self._settle(ended)
 
     async def keep_up(self, pool: Executor) -> None:
         """Digests now and then, until it is cancelled."""
@@ -149,7 +149,7 @@ class Partings:
                 seconds += lost / rate if rate else 0.0
         return Lost(requests, tokens, seconds)
 
-    def _settle(self, ended: _Ended, num_ctx: int) -> None:
+    def _settle(self, ended: _Ended) -> None:
         """What became of a request whose look-up fell short, or whose blocks could not be read."""
         one = next((kept for kept in self._record if _is_of(kept, ended)), None)
         if ended.shortfall in NOT_THERE:
@@ -164,7 +164,7 @@ class Partings:
         if more_in_memory or not for_this:
             self._record.drop(one)  # it was not why the prompt was computed
             return
-        one.computed_tokens, one.num_ctx = ended.computed_tokens, num_ctx
+        one.computed_tokens, one.num_ctx = ended.computed_tokens, ended.num_ctx
 
 
 def _is_of(one: KeptParting, ended: _Ended) -> bool:

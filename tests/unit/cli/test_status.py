@@ -106,6 +106,24 @@ def test_what_of_paged_layers_a_gpu_has_as_well_is_told() -> None:
     assert said["mirrored_bytes"] == 3 << 20
 
 
+def test_what_a_model_was_loaded_with_is_told_by_the_names_of_options() -> None:
+    settings = pb.RunnerSettings(context_tokens=4096, slots=2, batch_tokens=512, threads=8)
+    runners = [
+        pb.RunnerReport(pid=1, model="m", tiered=True, settings=settings),
+        pb.RunnerReport(pid=2, model="m", settings=pb.RunnerSettings(slots=1)),
+        pb.RunnerReport(pid=3, model="m", tiered=True),
+    ]
+    answer = adm.StatResponse(version="1", runners=runners)
+    told = [line for line in status._lines(Path("s"), answer) if "settings" in line]
+    assert told == [
+        "  settings: num_ctx 4,096, 2 slots, num_batch 512, num_thread 8",
+        "  settings: 1 slot",
+    ]
+    said = [one["settings"] for one in status._document(Path("s"), answer)["runners"]]
+    assert said[0] == {"num_ctx": 4096, "slots": 2, "num_batch": 512, "num_thread": 8}
+    assert said[2] is None
+
+
 def test_paged_layers_that_are_not_copied_ahead_are_told() -> None:
     memory = pb.CacheMemory(pinned_layers=8, pinned_bytes=1 << 30, in_turn=True)
     answer = adm.StatResponse(runners=[pb.RunnerReport(pid=1, tiered=True, cache_memory=memory)])

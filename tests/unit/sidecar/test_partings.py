@@ -12,7 +12,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from ollama_tiering.protocol.pb import administration_pb2 as adm
-from ollama_tiering.sidecar.partings.context import context_in, context_of
 from ollama_tiering.sidecar.partings.messages import wanted
 from ollama_tiering.sidecar.partings.metrics import PartingCollector
 from ollama_tiering.sidecar.partings.partings import Partings
@@ -86,6 +85,7 @@ class Place:
                 requests=self._requests,
                 prefill_tokens_per_second=100.0,
                 last_request=pb.LastRequest(**values),  # type: ignore[arg-type]
+                settings=pb.RunnerSettings(context_tokens=4096),
             )
         )
 
@@ -106,6 +106,7 @@ def test_what_became_of_the_request_is_put_to_its_look_up(place: Place) -> None:
     assert place.found() == [(None, 900), (950, 900)]
     place.report(pb.SHORTFALL_DIFFERS, prompt_tokens=2000, restored_tokens=1500)
     assert place.found() == [(500, 500), (950, 900)]  # no more is lost than was computed
+    assert {one.num_ctx for one in place.partings.latest(lambda _: True, 0)} == {4096}
 
 
 def test_a_report_that_says_nothing_new_is_no_other_request(place: Place) -> None:
@@ -231,26 +232,6 @@ def test_of_the_longest_prompts_with_tokens_like_noise_it_takes_less_than_its_bo
     assert 0 < record.size_bytes <= MOST_BYTES
     assert taken <= MOST_BYTES + MIB
     assert len(record) > 30
-
-
-@pytest.mark.parametrize(
-    ("command", "context"),
-    [
-        ("llama-server --model m -c 8192 -np 2 --port 1", 4096),
-        ("llama-server --ctx-size 4096", 4096),
-        ("llama-server -c", 0),
-        ("llama-server -c many -np 0", 0),
-        ("ollama runner --model m", 0),
-        ("", 0),
-    ],
-)
-def test_the_context_of_a_slot_is_read_from_the_command(command: str, context: int) -> None:
-    assert context_in(command.split()) == context
-
-
-def test_of_a_process_that_is_gone_no_context_is_known() -> None:
-    assert context_of(1 << 22) == 0
-    assert context_of(os.getpid()) == 0
 
 
 def test_a_model_is_meant_by_a_part_of_its_name_by_its_files_or_by_its_namespace(

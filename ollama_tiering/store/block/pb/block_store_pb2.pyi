@@ -396,7 +396,15 @@ class RunnerReport(_message.Message):
     last_request: LastRequest
     min_tokens: int
     cache_memory: CacheMemory
-    def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ..., cpu_attention: _Optional[str] = ..., memory_short_tokens: _Optional[int] = ..., started_unix_seconds: _Optional[float] = ..., prefill_tokens: _Optional[int] = ..., prefill_seconds: _Optional[float] = ..., restore_seconds: _Optional[float] = ..., caches: _Optional[str] = ..., to_store: _Optional[int] = ..., shortfalls: _Optional[_Iterable[_Union[ShortfallCount, _Mapping[str, object]]]] = ..., last_request: _Optional[_Union[LastRequest, _Mapping[str, object]]] = ..., min_tokens: _Optional[int] = ..., cache_memory: _Optional[_Union[CacheMemory, _Mapping[str, object]]] = ...) -> None: ...
+    settings: RunnerSettings
+    def __init__(self, pid: _Optional[int] = ..., engine: _Optional[str] = ..., model: _Optional[str] = ..., tiered: _Optional[bool] = ..., reason: _Optional[str] = ..., namespace: _Optional[bytes] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., prefill_tokens_per_second: _Optional[float] = ..., snapshot_blocks: _Optional[int] = ..., skipped_by_gate: _Optional[int] = ..., failures: _Optional[int] = ..., last_restore: _Optional[_Union[RestoreReport, _Mapping[str, object]]] = ..., cpu_attention: _Optional[str] = ..., memory_short_tokens: _Optional[int] = ..., started_unix_seconds: _Optional[float] = ..., prefill_tokens: _Optional[int] = ..., prefill_seconds: _Optional[float] = ..., restore_seconds: _Optional[float] = ..., caches: _Optional[str] = ..., to_store: _Optional[int] = ..., shortfalls: _Optional[_Iterable[_Union[ShortfallCount, _Mapping[str, object]]]] = ..., last_request: _Optional[_Union[LastRequest, _Mapping[str, object]]] = ..., min_tokens: _Optional[int] = ..., cache_memory: _Optional[_Union[CacheMemory, _Mapping[str, object]]] = ..., settings: _Optional[_Union[RunnerSettings, _Mapping[str, object]]] = ...) -> None: ...
+
+class RunnerSettings(_message.Message):
+    context_tokens: int
+    slots: int
+    batch_tokens: int
+    threads: int
+    def __init__(self, context_tokens: _Optional[int] = ..., slots: _Optional[int] = ..., batch_tokens: _Optional[int] = ..., threads: _Optional[int] = ...) -> None: ...
 
 class CacheMemory(_message.Message):
     device_layers: int

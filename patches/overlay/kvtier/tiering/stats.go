@@ -37,6 +37,7 @@ func (s *stats) init(t *Tiering) {
 		Model: filepath.Base(t.model.Path), Tiered: true, Namespace: t.namespace[:],
 		StartedUnixSeconds: float64(time.Now().UnixMicro()) / 1e6,
 		Caches:             t.model.caches(), MinTokens: uint32(t.config.MinTokens), CacheMemory: t.model.Memory,
+		Settings: t.model.Settings,
 	}
 	if info, err := os.Stat(t.model.Path); err == nil && t.model.OnHost {
 		s.prefillMost = prefillMost(info.Size(), runtime.NumCPU())
@@ -74,7 +75,7 @@ func (s *stats) unsupported(model Model, reason string) *tierpb.RunnerReport {
 	return &tierpb.RunnerReport{
 		Pid: int64(os.Getpid()), Engine: model.Engine,
 		Model: filepath.Base(model.Path), Reason: reason, CpuAttention: model.Attention(), Caches: model.caches(),
-		CacheMemory: model.Memory,
+		CacheMemory: model.Memory, Settings: model.Settings,
 	}
 }
 

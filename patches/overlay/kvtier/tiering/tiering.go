@@ -63,6 +63,7 @@ type Model struct {
 	Engine    string              // as the namespace names it
 	Attention func() string       // how attention is computed on the CPU, "" where it is not; for reports
 	Memory    *tierpb.CacheMemory // where its K/V lie, nil where the runner does not know; for reports
+	Settings  *tierpb.RunnerSettings
 
 	Slots   int
 	Layers  []kvtier.Layer // that keep every row

@@ -1770,6 +1770,7 @@ type RunnerReport struct {
 	LastRequest            *LastRequest      `protobuf:"bytes,43,opt,name=last_request,json=lastRequest,proto3" json:"last_request,omitempty"`
 	MinTokens              uint32            `protobuf:"varint,44,opt,name=min_tokens,json=minTokens,proto3" json:"min_tokens,omitempty"`
 	CacheMemory            *CacheMemory      `protobuf:"bytes,45,opt,name=cache_memory,json=cacheMemory,proto3" json:"cache_memory,omitempty"`
+	Settings               *RunnerSettings   `protobuf:"bytes,46,opt,name=settings,proto3" json:"settings,omitempty"`
 }
 
 func (x *RunnerReport) Reset() {
@@ -1799,6 +1800,44 @@ func (x *RunnerReport) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
+type RunnerSettings struct {
+	state         protoimpl.MessageState
+	sizeCache     protoimpl.SizeCache
+	unknownFields protoimpl.UnknownFields
+
+	ContextTokens uint32 `protobuf:"varint,1,opt,name=context_tokens,json=contextTokens,proto3" json:"context_tokens,omitempty"`
+	Slots         uint32 `protobuf:"varint,2,opt,name=slots,proto3" json:"slots,omitempty"`
+	BatchTokens   uint32 `protobuf:"varint,3,opt,name=batch_tokens,json=batchTokens,proto3" json:"batch_tokens,omitempty"`
+	Threads       uint32 `protobuf:"varint,4,opt,name=threads,proto3" json:"threads,omitempty"`
+}
+
+func (x *RunnerSettings) Reset() {
+	*x = RunnerSettings{}
+	if protoimpl.UnsafeEnabled {
+		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[34]
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		ms.StoreMessageInfo(mi)
+	}
+}
+
+func (x *RunnerSettings) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunnerSettings) ProtoMessage() {}
+
+func (x *RunnerSettings) ProtoReflect() protoreflect.Message {
+	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[34]
+	if protoimpl.UnsafeEnabled && x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
 type CacheMemory struct {
 	state         protoimpl.MessageState
 	sizeCache     protoimpl.SizeCache
@@ -1818,7 +1857,7 @@ type CacheMemory struct {
 func (x *CacheMemory) Reset() {
 	*x = CacheMemory{}
 	if protoimpl.UnsafeEnabled {
-		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[34]
+		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[35]
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		ms.StoreMessageInfo(mi)
 	}
@@ -1831,7 +1870,7 @@ func (x *CacheMemory) String() string {
 func (*CacheMemory) ProtoMessage() {}
 
 func (x *CacheMemory) ProtoReflect() protoreflect.Message {
-	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[34]
+	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[35]
 	if protoimpl.UnsafeEnabled && x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1860,7 +1899,7 @@ type RestoreReport struct {
 func (x *RestoreReport) Reset() {
 	*x = RestoreReport{}
 	if protoimpl.UnsafeEnabled {
-		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[35]
+		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[36]
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		ms.StoreMessageInfo(mi)
 	}
@@ -1873,7 +1912,7 @@ func (x *RestoreReport) String() string {
 func (*RestoreReport) ProtoMessage() {}
 
 func (x *RestoreReport) ProtoReflect() protoreflect.Message {
-	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[35]
+	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[36]
 	if protoimpl.UnsafeEnabled && x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1893,7 +1932,7 @@ type ReportRunnerResponse struct {
 func (x *ReportRunnerResponse) Reset() {
 	*x = ReportRunnerResponse{}
 	if protoimpl.UnsafeEnabled {
-		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[36]
+		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[37]
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		ms.StoreMessageInfo(mi)
 	}
@@ -1906,7 +1945,7 @@ func (x *ReportRunnerResponse) String() string {
 func (*ReportRunnerResponse) ProtoMessage() {}
 
 func (x *ReportRunnerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[36]
+	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[37]
 	if protoimpl.UnsafeEnabled && x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1933,7 +1972,7 @@ type LoadedFile struct {
 func (x *LoadedFile) Reset() {
 	*x = LoadedFile{}
 	if protoimpl.UnsafeEnabled {
-		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[37]
+		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[38]
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		ms.StoreMessageInfo(mi)
 	}
@@ -1946,7 +1985,7 @@ func (x *LoadedFile) String() string {
 func (*LoadedFile) ProtoMessage() {}
 
 func (x *LoadedFile) ProtoReflect() protoreflect.Message {
-	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[37]
+	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[38]
 	if protoimpl.UnsafeEnabled && x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +2007,7 @@ type CheckFilesRequest struct {
 func (x *CheckFilesRequest) Reset() {
 	*x = CheckFilesRequest{}
 	if protoimpl.UnsafeEnabled {
-		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[38]
+		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[39]
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		ms.StoreMessageInfo(mi)
 	}
@@ -1981,7 +2020,7 @@ func (x *CheckFilesRequest) String() string {
 func (*CheckFilesRequest) ProtoMessage() {}
 
 func (x *CheckFilesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[38]
+	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[39]
 	if protoimpl.UnsafeEnabled && x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2005,7 +2044,7 @@ type CheckFilesResponse struct {
 func (x *CheckFilesResponse) Reset() {
 	*x = CheckFilesResponse{}
 	if protoimpl.UnsafeEnabled {
-		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[39]
+		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[40]
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		ms.StoreMessageInfo(mi)
 	}
@@ -2018,7 +2057,7 @@ func (x *CheckFilesResponse) String() string {
 func (*CheckFilesResponse) ProtoMessage() {}
 
 func (x *CheckFilesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[39]
+	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[40]
 	if protoimpl.UnsafeEnabled && x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2038,7 +2077,7 @@ type StatRequest struct {
 func (x *StatRequest) Reset() {
 	*x = StatRequest{}
 	if protoimpl.UnsafeEnabled {
-		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[40]
+		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[41]
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		ms.StoreMessageInfo(mi)
 	}
@@ -2051,7 +2090,7 @@ func (x *StatRequest) String() string {
 func (*StatRequest) ProtoMessage() {}
 
 func (x *StatRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[40]
+	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[41]
 	if protoimpl.UnsafeEnabled && x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2076,7 +2115,7 @@ type StatForEngines struct {
 func (x *StatForEngines) Reset() {
 	*x = StatForEngines{}
 	if protoimpl.UnsafeEnabled {
-		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[41]
+		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[42]
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		ms.StoreMessageInfo(mi)
 	}
@@ -2089,7 +2128,7 @@ func (x *StatForEngines) String() string {
 func (*StatForEngines) ProtoMessage() {}
 
 func (x *StatForEngines) ProtoReflect() protoreflect.Message {
-	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[41]
+	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[42]
 	if protoimpl.UnsafeEnabled && x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2118,7 +2157,7 @@ type TierFolder struct {
 func (x *TierFolder) Reset() {
 	*x = TierFolder{}
 	if protoimpl.UnsafeEnabled {
-		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[42]
+		mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[43]
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		ms.StoreMessageInfo(mi)
 	}
@@ -2131,7 +2170,7 @@ func (x *TierFolder) String() string {
 func (*TierFolder) ProtoMessage() {}
 
 func (x *TierFolder) ProtoReflect() protoreflect.Message {
-	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[42]
+	mi := &file_ollama_tiering_v1_block_store_proto_msgTypes[43]
 	if protoimpl.UnsafeEnabled && x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2209,7 +2248,7 @@ var file_ollama_tiering_v1_block_store_proto_rawDesc = []byte("\x0a#ollama_tieri
 	"sts\x18\x02 \x01(\x04R\x08requests\x12\x16\x0a\x06tokens\x18\x03 \x01(\x04R\x06tokens\x22\xd7\x01\x0a\x0bLastRequest\x12#\x0a\x0dprompt_tokens\x18\x01 \x01" +
 	"(\x04R\x0cpromptTokens\x12#\x0a\x0dmemory_tokens\x18\x02 \x01(\x04R\x0cmemoryTokens\x12'\x0a\x0frestored_tokens\x18\x03 \x01(\x04R\x0e" +
 	"restoredTokens\x12:\x0a\x09shortfall\x18\x04 \x01(\x0e2\x1c.ollama_tiering.v1.ShortfallR\x09shortfall\x12\x19\x0a\x08at" +
-	"_token\x18\x05 \x01(\x04R\x07atToken\x22\xe0\x08\x0a\x0cRunnerReport\x12\x10\x0a\x03pid\x18\x01 \x01(\x03R\x03pid\x12\x16\x0a\x06engine\x18\x02 \x01(\x09R\x06engine" +
+	"_token\x18\x05 \x01(\x04R\x07atToken\x22\x9f\x09\x0a\x0cRunnerReport\x12\x10\x0a\x03pid\x18\x01 \x01(\x03R\x03pid\x12\x16\x0a\x06engine\x18\x02 \x01(\x09R\x06engine" +
 	"\x12\x14\x0a\x05model\x18\x03 \x01(\x09R\x05model\x12\x16\x0a\x06tiered\x18\x04 \x01(\x08R\x06tiered\x12\x16\x0a\x06reason\x18\x05 \x01(\x09R\x06reason\x12\x1c\x0a\x09namesp" +
 	"ace\x18\x06 \x01(\x0cR\x09namespace\x12\x1a\x0a\x08requests\x18\x07 \x01(\x04R\x08requests\x12#\x0a\x0dprompt_tokens\x18\x08 \x01(\x04R\x0cpromptT" +
 	"okens\x12#\x0a\x0dmemory_tokens\x18\x09 \x01(\x04R\x0cmemoryTokens\x12'\x0a\x0frestored_tokens\x18\x0a \x01(\x04R\x0erestoredTok" +
@@ -2223,47 +2262,49 @@ var file_ollama_tiering_v1_block_store_proto_rawDesc = []byte("\x0a#ollama_tieri
 	"aches\x12\x19\x0a\x08to_store\x18) \x01(\x04R\x07toStore\x12A\x0a\x0ashortfalls\x18* \x03(\x0b2!.ollama_tiering.v1.Shortfa" +
 	"llCountR\x0ashortfalls\x12A\x0a\x0clast_request\x18+ \x01(\x0b2\x1e.ollama_tiering.v1.LastRequestR\x0blastR" +
 	"equest\x12\x1d\x0a\x0amin_tokens\x18, \x01(\x0dR\x09minTokens\x12A\x0a\x0ccache_memory\x18- \x01(\x0b2\x1e.ollama_tiering.v1." +
-	"CacheMemoryR\x0bcacheMemory\x22\xc0\x02\x0a\x0bCacheMemory\x12#\x0a\x0ddevice_layers\x18\x01 \x01(\x0dR\x0cdeviceLayers\x12!\x0a" +
-	"\x0cdevice_bytes\x18\x02 \x01(\x04R\x0bdeviceBytes\x12#\x0a\x0dpinned_layers\x18\x03 \x01(\x0dR\x0cpinnedLayers\x12!\x0a\x0cpinned_" +
-	"bytes\x18\x04 \x01(\x04R\x0bpinnedBytes\x12\x1f\x0a\x0bhost_layers\x18\x05 \x01(\x0dR\x0ahostLayers\x12\x1d\x0a\x0ahost_bytes\x18\x06 \x01(\x04R\x09h" +
-	"ostBytes\x12!\x0a\x0cpaging_asked\x18\x07 \x01(\x08R\x0bpagingAsked\x12\x17\x0a\x07in_turn\x18\x08 \x01(\x08R\x06inTurn\x12%\x0a\x0emirrored" +
-	"_bytes\x18\x09 \x01(\x04R\x0dmirroredBytes\x22\xa8\x02\x0a\x0dRestoreReport\x12\x16\x0a\x06tokens\x18\x01 \x01(\x04R\x06tokens\x12\x14\x0a\x05bytes\x18\x02" +
-	" \x01(\x04R\x05bytes\x12%\x0a\x0elookup_seconds\x18\x03 \x01(\x01R\x0dlookupSeconds\x12#\x0a\x0dfetch_seconds\x18\x04 \x01(\x01R\x0cfetch" +
-	"Seconds\x12%\x0a\x0everify_seconds\x18\x05 \x01(\x01R\x0dverifySeconds\x12!\x0a\x0ccopy_seconds\x18\x06 \x01(\x01R\x0bcopySecond" +
-	"s\x12%\x0a\x0ememcpy_seconds\x18\x07 \x01(\x01R\x0dmemcpySeconds\x12,\x0a\x12memcpy_all_seconds\x18\x08 \x01(\x01R\x10memcpyAllS" +
-	"econds\x22\x16\x0a\x14ReportRunnerResponse\x22\xa3\x01\x0a\x0aLoadedFile\x12\x12\x0a\x04path\x18\x01 \x01(\x0cR\x04path\x12\x16\x0a\x06device\x18\x02 \x01(" +
-	"\x04R\x06device\x12\x14\x0a\x05inode\x18\x03 \x01(\x04R\x05inode\x12\x1d\x0a\x0asize_bytes\x18\x04 \x01(\x04R\x09sizeBytes\x12\x19\x0a\x08mtime_ns\x18\x05 \x01(\x03" +
-	"R\x07mtimeNs\x12\x19\x0a\x08ctime_ns\x18\x06 \x01(\x03R\x07ctimeNs\x22H\x0a\x11CheckFilesRequest\x123\x0a\x05files\x18\x01 \x03(\x0b2\x1d.ollam" +
-	"a_tiering.v1.LoadedFileR\x05files\x22\xde\x01\x0a\x12CheckFilesResponse\x12A\x0a\x05state\x18\x01 \x01(\x0e2+.ollama_ti" +
-	"ering.v1.CheckFilesResponse.StateR\x05state\x12\x16\x0a\x06reason\x18\x02 \x01(\x09R\x06reason\x12\x16\x0a\x06sha256\x18\x03 \x03(\x0c" +
-	"R\x06sha256\x22U\x0a\x05State\x12\x15\x0a\x11STATE_UNSPECIFIED\x10\x00\x12\x11\x0a\x0dSTATE_PENDING\x10\x01\x12\x0f\x0a\x0bSTATE_SOUND\x10\x02\x12\x11\x0a\x0d" +
-	"STATE_REFUSED\x10\x03\x22\x0d\x0a\x0bStatRequest\x22\x95\x01\x0a\x0eStatForEngines\x123\x0a\x05tiers\x18\x03 \x03(\x0b2\x1d.ollama_tierin" +
-	"g.v1.TierFolderR\x05tiers\x12\x18\x0a\x07by_rows\x18\xb4\x01 \x01(\x08R\x06byRows\x12\x18\x0a\x07look_up\x18\xbe\x01 \x01(\x08R\x06lookUp\x12\x1a\x0a\x08pu" +
-	"t_text\x18\xd2\x01 \x01(\x08R\x07putText\x22*\x0a\x0aTierFolder\x12\x1c\x0a\x09directory\x18\x02 \x01(\x0cR\x09directory*S\x0a\x0bSegmentKin" +
-	"d\x12\x1c\x0a\x18SEGMENT_KIND_UNSPECIFIED\x10\x00\x12\x12\x0a\x0eSEGMENT_KIND_K\x10\x01\x12\x12\x0a\x0eSEGMENT_KIND_V\x10\x02*\x5c\x0a\x08Encod" +
-	"ing\x12\x18\x0a\x14ENCODING_UNSPECIFIED\x10\x00\x12\x10\x0a\x0cENCODING_RAW\x10\x01\x12\x11\x0a\x0dENCODING_ZSTD\x10\x02\x12\x11\x0a\x0dENCODING_Q" +
-	"8_0\x10\x03*K\x0a\x04Tier\x12\x14\x0a\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\x0a\x08TIER_RAM\x10\x01\x12\x0e\x0a\x0aTIER_LOCAL\x10\x02\x12\x0f\x0a\x0bTIER_REMOTE" +
-	"\x10\x03*\x89\x05\x0a\x09Shortfall\x12\x19\x0a\x15SHORTFALL_UNSPECIFIED\x10\x00\x12\x1c\x0a\x18SHORTFALL_NOTHING_STORED\x10\x01\x12\x12\x0a\x0eSHO" +
-	"RTFALL_ENDS\x10\x02\x12\x15\x0a\x11SHORTFALL_DIFFERS\x10\x03\x12\x17\x0a\x13SHORTFALL_TOO_SHORT\x10\x04\x12\x12\x0a\x0eSHORTFALL_GATE\x10" +
-	"\x05\x12\x17\x0a\x13SHORTFALL_RECOMPUTE\x10\x06\x12\x1a\x0a\x16SHORTFALL_SIDECAR_AWAY\x10\x07\x12\x1a\x0a\x16SHORTFALL_SIDECAR_LATE" +
-	"\x10\x08\x12\x1b\x0a\x17SHORTFALL_SIDECAR_ERROR\x10\x09\x12\x17\x0a\x13SHORTFALL_NO_MEMORY\x10\x0a\x12\x15\x0a\x11SHORTFALL_DAMAGED\x10\x0b\x12" +
-	"\x18\x0a\x14SHORTFALL_UNREADABLE\x10\x0c\x12\x19\x0a\x15SHORTFALL_BLOCKS_GONE\x10\x0d\x12\x18\x0a\x14SHORTFALL_FILES_LATE\x10\x0e\x12\x15" +
-	"\x0a\x11SHORTFALL_HANGING\x10\x0f\x12\x16\x0a\x12SHORTFALL_NO_CELLS\x10\x10\x12\x15\x0a\x11SHORTFALL_SHIFTED\x10\x11\x12\x19\x0a\x15SHORTFAL" +
-	"L_MEMORY_GONE\x10\x12\x12\x1b\x0a\x17SHORTFALL_NOT_LOOKED_UP\x10\x13\x12\x16\x0a\x12SHORTFALL_NOT_TEXT\x10\x14\x12\x14\x0a\x10SHORTFAL" +
-	"L_FAILED\x10\x15\x12\x1c\x0a\x18SHORTFALL_WINDOW_MISSING\x10\x16\x12\x1b\x0a\x17SHORTFALL_STATE_MISSING\x10\x17\x12\x17\x0a\x13SHORTFA" +
-	"LL_UNCHECKED\x10\x182\xa5\x05\x0a\x0aBlockStore\x12O\x0a\x06LookUp\x12 .ollama_tiering.v1.LookUpRequest\x1a!.olla" +
-	"ma_tiering.v1.LookUpResponse0\x01\x12H\x0a\x03Put\x12\x1d.ollama_tiering.v1.PutRequest\x1a\x1e.ollama_ti" +
-	"ering.v1.PutResponse(\x010\x01\x12F\x0a\x03Get\x12\x1d.ollama_tiering.v1.GetRequest\x1a\x1e.ollama_tiering." +
-	"v1.GetResponse0\x01\x12P\x0a\x07Release\x12!.ollama_tiering.v1.ReleaseRequest\x1a\x22.ollama_tiering." +
-	"v1.ReleaseResponse\x12I\x0a\x04Stat\x12\x1e.ollama_tiering.v1.StatRequest\x1a!.ollama_tiering.v1.S" +
-	"tatForEngines\x12b\x0a\x0dReportCorrupt\x12'.ollama_tiering.v1.ReportCorruptRequest\x1a(.ollama" +
-	"_tiering.v1.ReportCorruptResponse\x12X\x0a\x0cReportRunner\x12\x1f.ollama_tiering.v1.RunnerRepo" +
-	"rt\x1a'.ollama_tiering.v1.ReportRunnerResponse\x12Y\x0a\x0aCheckFiles\x12$.ollama_tiering.v1.Ch" +
-	"eckFilesRequest\x1a%.ollama_tiering.v1.CheckFilesResponseB(Z&github.com/ollama/olla" +
-	"ma/kvtier/tierpbb\x06proto3")
+	"CacheMemoryR\x0bcacheMemory\x12=\x0a\x08settings\x18. \x01(\x0b2!.ollama_tiering.v1.RunnerSettingsR\x08s" +
+	"ettings\x22\x8a\x01\x0a\x0eRunnerSettings\x12%\x0a\x0econtext_tokens\x18\x01 \x01(\x0dR\x0dcontextTokens\x12\x14\x0a\x05slots\x18\x02 \x01(\x0d" +
+	"R\x05slots\x12!\x0a\x0cbatch_tokens\x18\x03 \x01(\x0dR\x0bbatchTokens\x12\x18\x0a\x07threads\x18\x04 \x01(\x0dR\x07threads\x22\xc0\x02\x0a\x0bCacheMe" +
+	"mory\x12#\x0a\x0ddevice_layers\x18\x01 \x01(\x0dR\x0cdeviceLayers\x12!\x0a\x0cdevice_bytes\x18\x02 \x01(\x04R\x0bdeviceBytes\x12#\x0a\x0d" +
+	"pinned_layers\x18\x03 \x01(\x0dR\x0cpinnedLayers\x12!\x0a\x0cpinned_bytes\x18\x04 \x01(\x04R\x0bpinnedBytes\x12\x1f\x0a\x0bhost_lay" +
+	"ers\x18\x05 \x01(\x0dR\x0ahostLayers\x12\x1d\x0a\x0ahost_bytes\x18\x06 \x01(\x04R\x09hostBytes\x12!\x0a\x0cpaging_asked\x18\x07 \x01(\x08R\x0bpagi" +
+	"ngAsked\x12\x17\x0a\x07in_turn\x18\x08 \x01(\x08R\x06inTurn\x12%\x0a\x0emirrored_bytes\x18\x09 \x01(\x04R\x0dmirroredBytes\x22\xa8\x02\x0a\x0dRest" +
+	"oreReport\x12\x16\x0a\x06tokens\x18\x01 \x01(\x04R\x06tokens\x12\x14\x0a\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12%\x0a\x0elookup_seconds\x18\x03 \x01(\x01R" +
+	"\x0dlookupSeconds\x12#\x0a\x0dfetch_seconds\x18\x04 \x01(\x01R\x0cfetchSeconds\x12%\x0a\x0everify_seconds\x18\x05 \x01(\x01R\x0dver" +
+	"ifySeconds\x12!\x0a\x0ccopy_seconds\x18\x06 \x01(\x01R\x0bcopySeconds\x12%\x0a\x0ememcpy_seconds\x18\x07 \x01(\x01R\x0dmemcpySec" +
+	"onds\x12,\x0a\x12memcpy_all_seconds\x18\x08 \x01(\x01R\x10memcpyAllSeconds\x22\x16\x0a\x14ReportRunnerResponse\x22\xa3\x01\x0a\x0aL" +
+	"oadedFile\x12\x12\x0a\x04path\x18\x01 \x01(\x0cR\x04path\x12\x16\x0a\x06device\x18\x02 \x01(\x04R\x06device\x12\x14\x0a\x05inode\x18\x03 \x01(\x04R\x05inode\x12\x1d\x0a\x0as" +
+	"ize_bytes\x18\x04 \x01(\x04R\x09sizeBytes\x12\x19\x0a\x08mtime_ns\x18\x05 \x01(\x03R\x07mtimeNs\x12\x19\x0a\x08ctime_ns\x18\x06 \x01(\x03R\x07ctimeNs" +
+	"\x22H\x0a\x11CheckFilesRequest\x123\x0a\x05files\x18\x01 \x03(\x0b2\x1d.ollama_tiering.v1.LoadedFileR\x05files\x22\xde\x01\x0a\x12C" +
+	"heckFilesResponse\x12A\x0a\x05state\x18\x01 \x01(\x0e2+.ollama_tiering.v1.CheckFilesResponse.StateR\x05s" +
+	"tate\x12\x16\x0a\x06reason\x18\x02 \x01(\x09R\x06reason\x12\x16\x0a\x06sha256\x18\x03 \x03(\x0cR\x06sha256\x22U\x0a\x05State\x12\x15\x0a\x11STATE_UNSPECIFI" +
+	"ED\x10\x00\x12\x11\x0a\x0dSTATE_PENDING\x10\x01\x12\x0f\x0a\x0bSTATE_SOUND\x10\x02\x12\x11\x0a\x0dSTATE_REFUSED\x10\x03\x22\x0d\x0a\x0bStatRequest\x22\x95\x01\x0a\x0eS" +
+	"tatForEngines\x123\x0a\x05tiers\x18\x03 \x03(\x0b2\x1d.ollama_tiering.v1.TierFolderR\x05tiers\x12\x18\x0a\x07by_rows\x18\xb4\x01" +
+	" \x01(\x08R\x06byRows\x12\x18\x0a\x07look_up\x18\xbe\x01 \x01(\x08R\x06lookUp\x12\x1a\x0a\x08put_text\x18\xd2\x01 \x01(\x08R\x07putText\x22*\x0a\x0aTierFolder" +
+	"\x12\x1c\x0a\x09directory\x18\x02 \x01(\x0cR\x09directory*S\x0a\x0bSegmentKind\x12\x1c\x0a\x18SEGMENT_KIND_UNSPECIFIED\x10\x00\x12\x12\x0a\x0eS" +
+	"EGMENT_KIND_K\x10\x01\x12\x12\x0a\x0eSEGMENT_KIND_V\x10\x02*\x5c\x0a\x08Encoding\x12\x18\x0a\x14ENCODING_UNSPECIFIED\x10\x00\x12\x10\x0a\x0cENC" +
+	"ODING_RAW\x10\x01\x12\x11\x0a\x0dENCODING_ZSTD\x10\x02\x12\x11\x0a\x0dENCODING_Q8_0\x10\x03*K\x0a\x04Tier\x12\x14\x0a\x10TIER_UNSPECIFIED\x10\x00\x12" +
+	"\x0c\x0a\x08TIER_RAM\x10\x01\x12\x0e\x0a\x0aTIER_LOCAL\x10\x02\x12\x0f\x0a\x0bTIER_REMOTE\x10\x03*\x89\x05\x0a\x09Shortfall\x12\x19\x0a\x15SHORTFALL_UNSPEC" +
+	"IFIED\x10\x00\x12\x1c\x0a\x18SHORTFALL_NOTHING_STORED\x10\x01\x12\x12\x0a\x0eSHORTFALL_ENDS\x10\x02\x12\x15\x0a\x11SHORTFALL_DIFFERS\x10\x03" +
+	"\x12\x17\x0a\x13SHORTFALL_TOO_SHORT\x10\x04\x12\x12\x0a\x0eSHORTFALL_GATE\x10\x05\x12\x17\x0a\x13SHORTFALL_RECOMPUTE\x10\x06\x12\x1a\x0a\x16SHORTF" +
+	"ALL_SIDECAR_AWAY\x10\x07\x12\x1a\x0a\x16SHORTFALL_SIDECAR_LATE\x10\x08\x12\x1b\x0a\x17SHORTFALL_SIDECAR_ERROR\x10\x09\x12\x17\x0a\x13S" +
+	"HORTFALL_NO_MEMORY\x10\x0a\x12\x15\x0a\x11SHORTFALL_DAMAGED\x10\x0b\x12\x18\x0a\x14SHORTFALL_UNREADABLE\x10\x0c\x12\x19\x0a\x15SHORTFA" +
+	"LL_BLOCKS_GONE\x10\x0d\x12\x18\x0a\x14SHORTFALL_FILES_LATE\x10\x0e\x12\x15\x0a\x11SHORTFALL_HANGING\x10\x0f\x12\x16\x0a\x12SHORTFALL_N" +
+	"O_CELLS\x10\x10\x12\x15\x0a\x11SHORTFALL_SHIFTED\x10\x11\x12\x19\x0a\x15SHORTFALL_MEMORY_GONE\x10\x12\x12\x1b\x0a\x17SHORTFALL_NOT_LOO" +
+	"KED_UP\x10\x13\x12\x16\x0a\x12SHORTFALL_NOT_TEXT\x10\x14\x12\x14\x0a\x10SHORTFALL_FAILED\x10\x15\x12\x1c\x0a\x18SHORTFALL_WINDOW_MISSI" +
+	"NG\x10\x16\x12\x1b\x0a\x17SHORTFALL_STATE_MISSING\x10\x17\x12\x17\x0a\x13SHORTFALL_UNCHECKED\x10\x182\xa5\x05\x0a\x0aBlockStore\x12O\x0a\x06Loo" +
+	"kUp\x12 .ollama_tiering.v1.LookUpRequest\x1a!.ollama_tiering.v1.LookUpResponse0\x01\x12H\x0a\x03Pu" +
+	"t\x12\x1d.ollama_tiering.v1.PutRequest\x1a\x1e.ollama_tiering.v1.PutResponse(\x010\x01\x12F\x0a\x03Get\x12\x1d.ol" +
+	"lama_tiering.v1.GetRequest\x1a\x1e.ollama_tiering.v1.GetResponse0\x01\x12P\x0a\x07Release\x12!.ollama" +
+	"_tiering.v1.ReleaseRequest\x1a\x22.ollama_tiering.v1.ReleaseResponse\x12I\x0a\x04Stat\x12\x1e.ollama_" +
+	"tiering.v1.StatRequest\x1a!.ollama_tiering.v1.StatForEngines\x12b\x0a\x0dReportCorrupt\x12'.oll" +
+	"ama_tiering.v1.ReportCorruptRequest\x1a(.ollama_tiering.v1.ReportCorruptResponse\x12X\x0a" +
+	"\x0cReportRunner\x12\x1f.ollama_tiering.v1.RunnerReport\x1a'.ollama_tiering.v1.ReportRunnerR" +
+	"esponse\x12Y\x0a\x0aCheckFiles\x12$.ollama_tiering.v1.CheckFilesRequest\x1a%.ollama_tiering.v1." +
+	"CheckFilesResponseB(Z&github.com/ollama/ollama/kvtier/tierpbb\x06proto3")
 
 var file_ollama_tiering_v1_block_store_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_ollama_tiering_v1_block_store_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_ollama_tiering_v1_block_store_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_ollama_tiering_v1_block_store_proto_goTypes = []interface{}{
 	(SegmentKind)(0),              // 0: ollama_tiering.v1.SegmentKind
 	(Encoding)(0),                 // 1: ollama_tiering.v1.Encoding
@@ -2305,15 +2346,16 @@ var file_ollama_tiering_v1_block_store_proto_goTypes = []interface{}{
 	(*ShortfallCount)(nil),        // 37: ollama_tiering.v1.ShortfallCount
 	(*LastRequest)(nil),           // 38: ollama_tiering.v1.LastRequest
 	(*RunnerReport)(nil),          // 39: ollama_tiering.v1.RunnerReport
-	(*CacheMemory)(nil),           // 40: ollama_tiering.v1.CacheMemory
-	(*RestoreReport)(nil),         // 41: ollama_tiering.v1.RestoreReport
-	(*ReportRunnerResponse)(nil),  // 42: ollama_tiering.v1.ReportRunnerResponse
-	(*LoadedFile)(nil),            // 43: ollama_tiering.v1.LoadedFile
-	(*CheckFilesRequest)(nil),     // 44: ollama_tiering.v1.CheckFilesRequest
-	(*CheckFilesResponse)(nil),    // 45: ollama_tiering.v1.CheckFilesResponse
-	(*StatRequest)(nil),           // 46: ollama_tiering.v1.StatRequest
-	(*StatForEngines)(nil),        // 47: ollama_tiering.v1.StatForEngines
-	(*TierFolder)(nil),            // 48: ollama_tiering.v1.TierFolder
+	(*RunnerSettings)(nil),        // 40: ollama_tiering.v1.RunnerSettings
+	(*CacheMemory)(nil),           // 41: ollama_tiering.v1.CacheMemory
+	(*RestoreReport)(nil),         // 42: ollama_tiering.v1.RestoreReport
+	(*ReportRunnerResponse)(nil),  // 43: ollama_tiering.v1.ReportRunnerResponse
+	(*LoadedFile)(nil),            // 44: ollama_tiering.v1.LoadedFile
+	(*CheckFilesRequest)(nil),     // 45: ollama_tiering.v1.CheckFilesRequest
+	(*CheckFilesResponse)(nil),    // 46: ollama_tiering.v1.CheckFilesResponse
+	(*StatRequest)(nil),           // 47: ollama_tiering.v1.StatRequest
+	(*StatForEngines)(nil),        // 48: ollama_tiering.v1.StatForEngines
+	(*TierFolder)(nil),            // 49: ollama_tiering.v1.TierFolder
 }
 var file_ollama_tiering_v1_block_store_proto_depIdxs = []int32{
 	0,  // 0: ollama_tiering.v1.Segment.kind:type_name -> ollama_tiering.v1.SegmentKind
@@ -2347,34 +2389,35 @@ var file_ollama_tiering_v1_block_store_proto_depIdxs = []int32{
 	32, // 28: ollama_tiering.v1.GetResponse.more:type_name -> ollama_tiering.v1.GetResponse
 	3,  // 29: ollama_tiering.v1.ShortfallCount.reason:type_name -> ollama_tiering.v1.Shortfall
 	3,  // 30: ollama_tiering.v1.LastRequest.shortfall:type_name -> ollama_tiering.v1.Shortfall
-	41, // 31: ollama_tiering.v1.RunnerReport.last_restore:type_name -> ollama_tiering.v1.RestoreReport
+	42, // 31: ollama_tiering.v1.RunnerReport.last_restore:type_name -> ollama_tiering.v1.RestoreReport
 	37, // 32: ollama_tiering.v1.RunnerReport.shortfalls:type_name -> ollama_tiering.v1.ShortfallCount
 	38, // 33: ollama_tiering.v1.RunnerReport.last_request:type_name -> ollama_tiering.v1.LastRequest
-	40, // 34: ollama_tiering.v1.RunnerReport.cache_memory:type_name -> ollama_tiering.v1.CacheMemory
-	43, // 35: ollama_tiering.v1.CheckFilesRequest.files:type_name -> ollama_tiering.v1.LoadedFile
-	5,  // 36: ollama_tiering.v1.CheckFilesResponse.state:type_name -> ollama_tiering.v1.CheckFilesResponse.State
-	48, // 37: ollama_tiering.v1.StatForEngines.tiers:type_name -> ollama_tiering.v1.TierFolder
-	11, // 38: ollama_tiering.v1.BlockStore.LookUp:input_type -> ollama_tiering.v1.LookUpRequest
-	19, // 39: ollama_tiering.v1.BlockStore.Put:input_type -> ollama_tiering.v1.PutRequest
-	31, // 40: ollama_tiering.v1.BlockStore.Get:input_type -> ollama_tiering.v1.GetRequest
-	33, // 41: ollama_tiering.v1.BlockStore.Release:input_type -> ollama_tiering.v1.ReleaseRequest
-	46, // 42: ollama_tiering.v1.BlockStore.Stat:input_type -> ollama_tiering.v1.StatRequest
-	35, // 43: ollama_tiering.v1.BlockStore.ReportCorrupt:input_type -> ollama_tiering.v1.ReportCorruptRequest
-	39, // 44: ollama_tiering.v1.BlockStore.ReportRunner:input_type -> ollama_tiering.v1.RunnerReport
-	44, // 45: ollama_tiering.v1.BlockStore.CheckFiles:input_type -> ollama_tiering.v1.CheckFilesRequest
-	14, // 46: ollama_tiering.v1.BlockStore.LookUp:output_type -> ollama_tiering.v1.LookUpResponse
-	26, // 47: ollama_tiering.v1.BlockStore.Put:output_type -> ollama_tiering.v1.PutResponse
-	32, // 48: ollama_tiering.v1.BlockStore.Get:output_type -> ollama_tiering.v1.GetResponse
-	34, // 49: ollama_tiering.v1.BlockStore.Release:output_type -> ollama_tiering.v1.ReleaseResponse
-	47, // 50: ollama_tiering.v1.BlockStore.Stat:output_type -> ollama_tiering.v1.StatForEngines
-	36, // 51: ollama_tiering.v1.BlockStore.ReportCorrupt:output_type -> ollama_tiering.v1.ReportCorruptResponse
-	42, // 52: ollama_tiering.v1.BlockStore.ReportRunner:output_type -> ollama_tiering.v1.ReportRunnerResponse
-	45, // 53: ollama_tiering.v1.BlockStore.CheckFiles:output_type -> ollama_tiering.v1.CheckFilesResponse
-	46, // [46:54] is the sub-list for method output_type
-	38, // [38:46] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	41, // 34: ollama_tiering.v1.RunnerReport.cache_memory:type_name -> ollama_tiering.v1.CacheMemory
+	40, // 35: ollama_tiering.v1.RunnerReport.settings:type_name -> ollama_tiering.v1.RunnerSettings
+	44, // 36: ollama_tiering.v1.CheckFilesRequest.files:type_name -> ollama_tiering.v1.LoadedFile
+	5,  // 37: ollama_tiering.v1.CheckFilesResponse.state:type_name -> ollama_tiering.v1.CheckFilesResponse.State
+	49, // 38: ollama_tiering.v1.StatForEngines.tiers:type_name -> ollama_tiering.v1.TierFolder
+	11, // 39: ollama_tiering.v1.BlockStore.LookUp:input_type -> ollama_tiering.v1.LookUpRequest
+	19, // 40: ollama_tiering.v1.BlockStore.Put:input_type -> ollama_tiering.v1.PutRequest
+	31, // 41: ollama_tiering.v1.BlockStore.Get:input_type -> ollama_tiering.v1.GetRequest
+	33, // 42: ollama_tiering.v1.BlockStore.Release:input_type -> ollama_tiering.v1.ReleaseRequest
+	47, // 43: ollama_tiering.v1.BlockStore.Stat:input_type -> ollama_tiering.v1.StatRequest
+	35, // 44: ollama_tiering.v1.BlockStore.ReportCorrupt:input_type -> ollama_tiering.v1.ReportCorruptRequest
+	39, // 45: ollama_tiering.v1.BlockStore.ReportRunner:input_type -> ollama_tiering.v1.RunnerReport
+	45, // 46: ollama_tiering.v1.BlockStore.CheckFiles:input_type -> ollama_tiering.v1.CheckFilesRequest
+	14, // 47: ollama_tiering.v1.BlockStore.LookUp:output_type -> ollama_tiering.v1.LookUpResponse
+	26, // 48: ollama_tiering.v1.BlockStore.Put:output_type -> ollama_tiering.v1.PutResponse
+	32, // 49: ollama_tiering.v1.BlockStore.Get:output_type -> ollama_tiering.v1.GetResponse
+	34, // 50: ollama_tiering.v1.BlockStore.Release:output_type -> ollama_tiering.v1.ReleaseResponse
+	48, // 51: ollama_tiering.v1.BlockStore.Stat:output_type -> ollama_tiering.v1.StatForEngines
+	36, // 52: ollama_tiering.v1.BlockStore.ReportCorrupt:output_type -> ollama_tiering.v1.ReportCorruptResponse
+	43, // 53: ollama_tiering.v1.BlockStore.ReportRunner:output_type -> ollama_tiering.v1.ReportRunnerResponse
+	46, // 54: ollama_tiering.v1.BlockStore.CheckFiles:output_type -> ollama_tiering.v1.CheckFilesResponse
+	47, // [47:55] is the sub-list for method output_type
+	39, // [39:47] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_ollama_tiering_v1_block_store_proto_init() }
@@ -2398,7 +2441,7 @@ func file_ollama_tiering_v1_block_store_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: file_ollama_tiering_v1_block_store_proto_rawDesc,
 			NumEnums:      6,
-			NumMessages:   43,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

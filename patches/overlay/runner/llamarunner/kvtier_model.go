@@ -9,6 +9,7 @@ import (
 	"github.com/ollama/ollama/exactattn"
 	"github.com/ollama/ollama/kvtier"
 	"github.com/ollama/ollama/kvtier/tiering"
+	"github.com/ollama/ollama/kvtier/tierpb"
 	"github.com/ollama/ollama/llama"
 	"github.com/ollama/ollama/ml"
 	"github.com/ollama/ollama/ml/backend/ggml"
@@ -21,6 +22,7 @@ const tierEngine = "llama.cpp"
 // tierModel is what the loaded model says to the tiering, with its rows; or why it can't be tiered.
 func tierModel(s *Server, adapters []string, multiUserCache bool, t *tiering.Tiering) (rows *tierRows, m tiering.Model, reason string) {
 	m = tiering.Model{Path: s.modelPath, Engine: tierEngine + "/" + version.Version, Attention: func() string { return "" }}
+	m.Settings = &tierpb.RunnerSettings{ContextTokens: uint32(s.cache.numCtx), Slots: uint32(s.parallel), BatchTokens: uint32(s.batchSize)}
 	if multiUserCache && s.parallel > 1 {
 		return nil, m, "OLLAMA_MULTIUSER_CACHE with several slots, which the llama.cpp engine can't share prompts between"
 	}
@@ -33,6 +35,7 @@ func tierModel(s *Server, adapters []string, multiUserCache bool, t *tiering.Tie
 	if reason != "" {
 		return nil, m, reason
 	}
+	m.Settings.Threads = uint32(info.Threads)
 	layers := s.lc.KVTierLayers()
 	dtype, reason := tierType(layers)
 	if reason != "" {

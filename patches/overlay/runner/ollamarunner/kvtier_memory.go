@@ -3,6 +3,7 @@ package ollamarunner
 import (
 	"github.com/ollama/ollama/kvpaged"
 	"github.com/ollama/ollama/kvtier/tierpb"
+	"github.com/ollama/ollama/llm"
 	"github.com/ollama/ollama/ml"
 )
 
@@ -41,4 +42,12 @@ func tierCacheMemory(memory ml.BackendMemory, paged ml.PagedParams) *tierpb.Cach
 		said.DeviceBytes += device[layer]
 	}
 	return said
+}
+
+// tierSettings are those of a load request, for reports. Its slots share the rows.
+func tierSettings(loaded llm.LoadRequest) *tierpb.RunnerSettings {
+	return &tierpb.RunnerSettings{
+		ContextTokens: uint32(loaded.KvSize / max(loaded.Parallel, 1)), Slots: uint32(loaded.Parallel),
+		BatchTokens: uint32(loaded.BatchSize), Threads: uint32(loaded.NumThreads),
+	}
 }

@@ -20,6 +20,7 @@ import (
 func tierModel(s *Server, t *tiering.Tiering) (cache *kvcache.KVTierCache, m tiering.Model, reason string) {
 	m = tiering.Model{
 		Path: s.modelPath, Engine: "ollama-go/" + version.Version, Attention: func() string { return tierAttention(s) },
+		Settings: tierSettings(s.lastLoad),
 	}
 	if s.cache == nil || s.cache.cache == nil {
 		return nil, m, "the model has no K/V cache"
