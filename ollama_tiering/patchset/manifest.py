@@ -21,6 +21,9 @@ from ollama_tiering.patchset.diff import Diff, parse
 FOR_TESTS = b"//go:build kvtier_"  # files of builds with a tag of ours; the tag is in their name
 LLAMA_SERVER_SINCE = (0, 30, 0)
 INSTALLED = "or patch the installed Ollama: tiering patch --ollama auto"
+# Of the overlay, what stores, restores, counts and reports. It computes no row, and decides neither
+# how a prompt is cut into batches nor which cells its rows get: the runner's files do.
+NOT_COMPUTING = ("kvtier/", "api/", "anthropic/", "openai/")
 IGNORED_NAMES = {".DS_Store", ".gitkeep", "__pycache__"}
 
 
@@ -73,14 +76,20 @@ class Patchset:
         """As `digest`, for what is compiled: without the overlay's tests and
         files for tests only.
         """
-        return self._digest(
-            {
-                name: content
-                for name, content in self.overlay.items()
-                if not name.endswith("_test.go")
-                and not condition.body(content).startswith(FOR_TESTS)
-            }
-        )
+        return self._digest(self._compiled())
+
+    @cached_property
+    def computing_digest(self) -> str:
+        """As `compiled_digest`, for what may decide the bits of a row."""
+        compiled = self._compiled().items()
+        return self._digest({k: v for k, v in compiled if not k.startswith(NOT_COMPUTING)})
+
+    def _compiled(self) -> dict[str, bytes]:
+        return {
+            name: content
+            for name, content in self.overlay.items()
+            if not name.endswith("_test.go") and not condition.body(content).startswith(FOR_TESTS)
+        }
 
     def _digest(self, overlay: dict[str, bytes]) -> str:
         state = hashlib.sha256(b"ollama-tiering patchset 1\0")

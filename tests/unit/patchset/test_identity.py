@@ -60,10 +60,16 @@ def test_every_build_in_the_cache_is_known(
     assert len(identity.known_build_ids()) == 3
 
 
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        *("overlay", "hook", "tag", "kind", "go tags", "compiler", "processor"),
+        *("overlay", "hook", "tag", "kind", "go tags", "compiler", "processor", "runner"),
+        *("store", "counts", "rows stored wrong"),
         *("flags", "flags of CMake", "flags of nvcc", "tests only", "test builds only"),
     ],
 )
@@ -73,6 +79,14 @@ def test_what_decides_the_code_is_in_the_name(
     before, options = _name(stamped, cache), NATIVE
     if change == "overlay":
         (stamped / "overlay/kvcache/tier.go").write_text("package kvcache // new\n")
+    elif change == "runner":  # cuts prompts into batches, and takes cells
+        _write(stamped / "overlay/runner/ollamarunner/kvtier.go", "package ollamarunner\n")
+    elif change == "store":
+        _write(stamped / "overlay/kvtier/tiering/queue.go", "package tiering\n")
+    elif change == "counts":
+        _write(stamped / "overlay/openai/kvtier.go", "package openai\n")
+    elif change == "rows stored wrong":
+        monkeypatch.setattr(identity, "STORED_ROWS", identity.STORED_ROWS + 1)
     elif change == "hook":
         file = stamped / "hooks/go/cells.patch"
         file.write_text(file.read_text().replace("tierInit", "tierBegin"))
@@ -97,7 +111,7 @@ def test_what_decides_the_code_is_in_the_name(
     else:
         file = stamped / "overlay/kvcache/replay.go"
         file.write_text("//go:build kvtier_replay\n\npackage kvcache\n")
-    same = change in ("tests only", "test builds only")
+    same = change in ("tests only", "test builds only", "store", "counts")
     assert (_name(stamped, cache, options) == before) == same
 
 
