@@ -54,6 +54,13 @@ def make_tree(installation: InstalledOllama, request: BuildRequest, report: Repo
     return tree
 
 
+def named_source(binary: Path) -> str | None:
+    """The source of llama.cpp that somebody named for the tree that has this `ollama`."""
+    tree = built.tree_with(binary)
+    made = _made(tree) if tree else None
+    return made.named_source if made else None
+
+
 def _made(tree: LinkTree) -> _Made | None:
     """Returns None if it was not written down. An older `tiering` may have noted more."""
     try:
@@ -76,9 +83,7 @@ def program_for(installation: InstalledOllama, report: Report, uses: ExitStack) 
     try:
         tree = built.tree_of(installation)
         if tree and (why := tree.why_stock(installation)):
-            return installation.program, (
-                f"{why}: end this, run `tiering patch`, then `tiering up` again"
-            )
+            report.say(f"{why}: it is patched again")
         made = _made(tree) if tree else None
         request = replace(made.request if made else BuildRequest(), patience=PATIENCE_SECONDS)
         return _held_tree(installation, request, report, uses).binary, ""

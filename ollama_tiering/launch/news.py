@@ -22,10 +22,12 @@ class RunnerNews:
         self,
         socket: Path,
         say: Callable[[str], None],
-        server_pid: int,
+        server_pid: Callable[[], int],
         models: Path | None = None,
     ) -> None:
-        """`models`: where the server's models are, and so their names."""
+        """`server_pid`: another server may take over. `models`: where its models are, and so their
+        names.
+        """
         self._socket = socket
         self._say = say
         self._server_pid = server_pid
@@ -52,6 +54,6 @@ class RunnerNews:
 
     def _ours(self, pid: int) -> bool:
         try:
-            return psutil.Process(pid).ppid() == self._server_pid
+            return psutil.Process(pid).ppid() == self._server_pid()
         except psutil.Error:  # it has ended
             return False

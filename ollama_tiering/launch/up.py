@@ -81,6 +81,10 @@ class UpRequest:
         return config.state_dir() / "logs" / f"ollama-{self.address.port}.log"
 
     @property
+    def patch_log(self) -> Path:
+        return config.state_dir() / "logs" / f"patch-{self.address.port}.log"
+
+    @property
     def sidecar_log(self) -> Path:
         return config.state_dir() / "logs" / f"sidecar-{self.address.port}.log"
 
@@ -165,7 +169,8 @@ def run(
         watch = BuildWatch(lambda: servers.binary, report.warn)
         news: Callable[[], None] = _nothing
         if before:
-            news = RunnerNews(request.socket, report.say, server.pid, request.models_dir)
+            serving = request.socket, report.say, lambda: record.server_pid
+            news = RunnerNews(*serving, request.models_dir)
 
         def look() -> None:
             watch()
@@ -174,7 +179,7 @@ def run(
         pair = Pair(service if before else None, server, interrupts, report.say_lines, note, look)
         pair.successor = lambda: servers.successor(pair)
         note()
-        with _stopping(pair, before):
+        with contextlib.closing(servers), _stopping(pair, before):
             with unharmed(report.warn, "Ollama serves, but not all is said of it"):
                 ready(record)
             pair.watch()

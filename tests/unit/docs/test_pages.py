@@ -61,10 +61,9 @@ def test_every_log_that_a_page_names_is_one_that_is_written(
 ) -> None:
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     request = UpRequest(Address(port=1), Path("s"))
-    written = {
-        log.name.replace("-1.", "-PORT.") for log in (request.server_log, request.sidecar_log)
-    }
-    assert written == {"ollama-PORT.log", "sidecar-PORT.log"}
+    logs = request.server_log, request.sidecar_log, request.patch_log
+    written = {log.name.replace("-1.", "-PORT.") for log in logs}
+    assert written == {"ollama-PORT.log", "sidecar-PORT.log", "patch-PORT.log"}
     plan = (ROOT / "ollama_tiering/patchset/plan.py").read_text(encoding="utf-8")
     assert 'self.folder / "build.log"' in plan
     named, folders = set(), set()

@@ -87,14 +87,26 @@ def test_without_a_tree_one_is_made(
     assert [given[:2] for given in asked] == [(installation, PATIENT)]
 
 
-def test_after_an_update_the_installed_one_is_started_as_stock(
-    installation: InstalledOllama, tree: LinkTree
+def test_after_an_update_it_is_patched_again(
+    installation: InstalledOllama, tree: LinkTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked = []
+    monkeypatch.setattr(built, "current", lambda _installed: None)
+    monkeypatch.setattr(built, "ensure", lambda *given: asked.append(given) or tree)
+    (installation.lib / "libllama.so").write_text("updated")
+    assert program_for(installation) == (tree.binary, "")
+    assert [given[:2] for given in asked] == [(installation, PATIENT)]
+
+
+def test_after_an_update_for_which_none_can_be_made_the_installed_one_is_stock(
+    installation: InstalledOllama, tree: LinkTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tree)
+    upgrade(tree, OFFLINE, monkeypatch)
     (installation.lib / "libllama.so").write_text("updated")
     program, why = program_for(installation)
     assert program == installation.program
-    assert "v0.32.15" in why
-    assert "run `tiering patch`" in why
+    assert "no network (connect it)" in why
 
 
 OFFLINE = FetchError("no network", hint="connect it")

@@ -37,7 +37,7 @@ class Runner:
 
 def test_each_runner_is_told_of_once(answers) -> None:
     said: list[str] = []
-    look = news.RunnerNews(Path("s"), said.append, SERVER)
+    look = news.RunnerNews(Path("s"), said.append, lambda: SERVER)
     both = adm.StatResponse(runners=[TIERED, NOT])
     answers += [adm.StatResponse(runners=[TIERED]), both, both]
     for _ in range(3):
@@ -52,7 +52,7 @@ def test_exact_attention_is_part_of_the_news(answers) -> None:
     said: list[str] = []
     report = pb.RunnerReport(pid=1, model="m", tiered=True, cpu_attention="exact (avx512)")
     answers.append(adm.StatResponse(runners=[report]))
-    news.RunnerNews(Path("s"), said.append, SERVER)()
+    news.RunnerNews(Path("s"), said.append, lambda: SERVER)()
     assert said == ["model m loaded, is tiered, attention exact (avx512)"]
 
 
@@ -65,13 +65,13 @@ def test_a_model_that_a_rule_keeps_out_is_news(answers) -> None:
         adm.ModelTerms(namespaces=[b"o"]),
     ]
     answers.append(adm.StatResponse(runners=[report, other], model_terms=terms))
-    news.RunnerNews(Path("s"), said.append, SERVER)()
+    news.RunnerNews(Path("s"), said.append, lambda: SERVER)()
     assert said == ["model m loaded, is not stored: a rule", "model o loaded, is tiered"]
 
 
 def test_a_sidecar_that_does_not_answer_is_no_news(answers) -> None:
     said: list[str] = []
-    look = news.RunnerNews(Path("s"), said.append, SERVER)
+    look = news.RunnerNews(Path("s"), said.append, lambda: SERVER)
     answers += [
         adm.StatResponse(runners=[TIERED]),
         None,
@@ -84,7 +84,7 @@ def test_a_sidecar_that_does_not_answer_is_no_news(answers) -> None:
 
 def test_a_model_loaded_again_is_told_again(answers) -> None:
     said: list[str] = []
-    look = news.RunnerNews(Path("s"), said.append, SERVER)
+    look = news.RunnerNews(Path("s"), said.append, lambda: SERVER)
     again = pb.RunnerReport(pid=3, model=TIERED.model, tiered=True)
     answers += [adm.StatResponse(runners=[TIERED]), adm.StatResponse(runners=[again])]
     look()
@@ -97,7 +97,7 @@ def test_the_model_has_its_name_from_the_servers_models_directory(answers, tmp_p
     name_model(tmp_path, "qwen3:0.6b", blob(1))
     reports = [pb.RunnerReport(pid=n, model=blob(n), tiered=True) for n in (1, 2)]
     answers.append(adm.StatResponse(runners=reports))
-    news.RunnerNews(Path("s"), said.append, SERVER, tmp_path)()
+    news.RunnerNews(Path("s"), said.append, lambda: SERVER, tmp_path)()
     assert said == ["model qwen3:0.6b loaded, is tiered", "model 000000000000 loaded, is tiered"]
 
 
@@ -105,7 +105,7 @@ def test_of_another_servers_models_nothing_is_said(answers) -> None:
     said: list[str] = []
     theirs = pb.RunnerReport(pid=100, model="m", tiered=True)
     answers.append(adm.StatResponse(runners=[theirs, TIERED]))
-    news.RunnerNews(Path("s"), said.append, SERVER)()
+    news.RunnerNews(Path("s"), said.append, lambda: SERVER)()
     assert said == ["model 0123456789ab loaded, is tiered"]
 
 
@@ -115,5 +115,5 @@ def test_whose_a_runner_is_the_system_says(monkeypatch: pytest.MonkeyPatch) -> N
     gone = adm.StatResponse(runners=[pb.RunnerReport(pid=1 << 30, model="m", tiered=True)])
     for answer, server in ((mine, os.getppid()), (mine, os.getpid()), (gone, os.getppid())):
         monkeypatch.setattr(news, "ask", lambda _socket, answer=answer: answer)
-        news.RunnerNews(Path("s"), said.append, server)()
+        news.RunnerNews(Path("s"), said.append, lambda server=server: server)()
     assert said == ["model m loaded, is tiered"]

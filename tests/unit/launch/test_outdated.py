@@ -11,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering.launch import outdated
-from ollama_tiering.launch.outdated import LONGEST_SECONDS, SETTLED_SECONDS, Outdated
+from ollama_tiering.launch import computing
+from ollama_tiering.launch.outdated import (
+    LONGEST_SECONDS,
+    SETTLED_SECONDS,
+    Outdated,
+    of_tree,
+)
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from tests.unit.patchset import fake_installed as fake
 
@@ -28,7 +33,7 @@ class World:
         self.now = 1000.0
         self.work = 0.0
         self.said: list[str] = []
-        monkeypatch.setattr(outdated, "_processor_seconds", lambda _pid: {7: self.work})
+        monkeypatch.setattr(computing, "_processor_seconds", lambda _pid: {7: self.work})
         self.outdated = Outdated(
             self.installation,
             self.name,
@@ -123,12 +128,12 @@ def test_one_that_computes_is_told_from_one_that_waits() -> None:
         with subprocess.Popen([sys.executable, "-S", "-c", program]) as child:
             try:
                 time.sleep(0.3)  # the start computes in both
-                before = outdated._processor_seconds(os.getpid())[child.pid]
+                before = computing._processor_seconds(os.getpid())[child.pid]
                 end = time.monotonic() + (30 if computes else 1)
                 grown = 0.0
                 while grown < 0.2 and time.monotonic() < end:
                     time.sleep(0.1)
-                    grown = outdated._processor_seconds(os.getpid())[child.pid] - before
+                    grown = computing._processor_seconds(os.getpid())[child.pid] - before
                 assert (grown >= 0.2) is computes
             finally:
                 child.kill()
@@ -137,4 +142,4 @@ def test_one_that_computes_is_told_from_one_that_waits() -> None:
 def test_only_a_tree_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_TIERING_CACHE", str(tmp_path))
     installation = InstalledOllama(tmp_path / "ollama", tmp_path)
-    assert outdated.of_tree(installation, installation.program, print) is None
+    assert of_tree(installation, installation.program, print) is None
