@@ -14,7 +14,6 @@ from pathlib import Path
 
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.engine.wire import MAGIC, MAX_REPLY_BYTES, VERSION
-from ollama_tiering.protocol.limits import STORED_ROWS
 from ollama_tiering.store import DEFAULT_BLOCK_TOKENS
 from ollama_tiering.store import block_store_pb2 as pb
 
@@ -37,7 +36,6 @@ def header() -> str:
         f"constexpr uint32_t protocol_version = {VERSION};",
         f"constexpr char socket_magic[] = {{ {magic} }};",
         f"constexpr uint32_t most_reply_bytes = {MAX_REPLY_BYTES};",
-        f"constexpr uint32_t stored_rows = {STORED_ROWS}; // of a build's name",
         f"constexpr uint32_t block_tokens = {DEFAULT_BLOCK_TOKENS}; // of a block that is full",
         f"constexpr uint8_t memory_tier = {pb.TIER_RAM};",
         f"constexpr uint16_t keep_connection[] = {{ {', '.join(str(int(one)) for one in kept)} }};"

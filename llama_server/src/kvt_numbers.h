@@ -9,7 +9,6 @@ namespace kvt {
 constexpr uint32_t protocol_version = 4;
 constexpr char socket_magic[] = { 75, 86, 84, 69, 78, 71, 13, 10 };
 constexpr uint32_t most_reply_bytes = 67108864;
-constexpr uint32_t stored_rows = 1; // of a build's name
 constexpr uint32_t block_tokens = 64; // of a block that is full
 constexpr uint8_t memory_tier = 1;
 constexpr uint16_t keep_connection[] = { 4, 5 }; // failures after which the sidecar keeps the connection

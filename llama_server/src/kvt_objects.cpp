@@ -47,41 +47,14 @@ string mark_of_bytes(const dl_phdr_info & object) {
     return "bytes:" + std::to_string(size) + "-" + std::to_string(crc);
 }
 
-// How the names of libraries begin that compute all that llama-server itself does not.
-constexpr string_view computing[] = { "libllama.", "libggml-base.", "libmtmd." };
-
-bool holds(const dl_phdr_info & object, const void * address) {
-    const auto at = reinterpret_cast<uintptr_t>(address);
-    return std::any_of(object.dlpi_phdr, object.dlpi_phdr + object.dlpi_phnum, [&](const auto & part) {
-        const auto begin = (uintptr_t) object.dlpi_addr + part.p_vaddr;
-        return part.p_type == PT_LOAD && at >= begin && at < begin + part.p_memsz;
-    });
-}
-
-struct listing {
-    const void * without = nullptr;
-    std::vector<string> found;
-};
-
 int collect(dl_phdr_info * object, size_t, void * to) {
-    auto & all = *static_cast<listing *>(to);
-    if (holds(*object, all.without)) {
-        return 0;
-    }
     const string path = object->dlpi_name != nullptr ? object->dlpi_name : "";
     const string name = path.substr(path.rfind('/') + 1);
     if (!computes_nothing(name)) {
         const string id = build_id(*object);
-        all.found.push_back(name + "=" + (id.empty() ? mark_of_bytes(*object) : "id:" + id));
+        static_cast<std::vector<string> *>(to)->push_back(name + "=" + (id.empty() ? mark_of_bytes(*object) : "id:" + id));
     }
     return 0;
-}
-
-std::vector<string> listed(const void * without) {
-    listing all { without, {} };
-    dl_iterate_phdr(collect, &all);
-    std::sort(all.found.begin(), all.found.end());
-    return all.found;
 }
 
 } // namespace
@@ -91,14 +64,11 @@ bool computes_nothing(const string & name) {
                        [&name](string_view one) { return string_view(name).substr(0, one.size()) == one; });
 }
 
-std::vector<string> loaded_objects() { return listed(nullptr); }
-
-std::vector<string> computing_objects(const void * ours) {
-    auto others = listed(ours);
-    const bool apart = std::all_of(std::begin(computing), std::end(computing), [&](string_view name) {
-        return std::any_of(others.begin(), others.end(), [&](const string & one) { return string_view(one).substr(0, name.size()) == name; });
-    });
-    return apart ? others : loaded_objects();
+std::vector<string> loaded_objects() {
+    std::vector<string> found;
+    dl_iterate_phdr(collect, &found);
+    std::sort(found.begin(), found.end());
+    return found;
 }
 
 } // namespace kvt

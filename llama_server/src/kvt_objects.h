@@ -14,8 +14,4 @@ bool computes_nothing(const std::string & name);
 // where that is not said, size and checksum of the code.
 std::vector<std::string> loaded_objects();
 
-// Those that may decide the bits of rows: without the one that `ours` lies in, if llama.cpp, GGML and the encoder of images are
-// libraries of their own. Then ours computes nothing, and a newer one finds what the one before has stored.
-std::vector<std::string> computing_objects(const void * ours);
-
 } // namespace kvt

@@ -4,8 +4,7 @@ K/V computed by other code differs in its last bits, so the runner puts this nam
 of everything it stores (docs/format.md, "Namespace"). It covers what decides the machine code of
 the arithmetic: upstream's tree, hooks, overlay and kernels, the compilers with everything they
 predefine for the given flags (version, instruction set, tuning of `-march=native`), Go, and the
-kind of build. What only stores and restores is not in it, so that a newer `tiering` finds what the
-one before has stored; STORED_ROWS is, for faults.
+kind of build. What only stores and restores is left out (stored_rows.py).
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from ollama_tiering.patchset.compilers import COMPILERS, command_of
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.run import run
 from ollama_tiering.patchset.tools import Cuda
-from ollama_tiering.protocol.limits import STORED_ROWS
 
 DIGITS = 16  # hex; 64 bits tell the builds of one household apart
 PLACEHOLDER = "{build}"  # in [go.ldflags] of upstream.toml
@@ -60,7 +58,7 @@ def build_id(
         "tag": tag,
         "tree": tree,
         "patchset": patchset.computing_digest,
-        "stored_rows": STORED_ROWS,
+        "storing": patchset.storing,
         "kind": kind,
         "go_tags": go_tags,
         "go": go,

@@ -15,15 +15,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ollama_tiering.errors import PatchConflict, UnsupportedUpstream, UsageError
-from ollama_tiering.patchset import condition, kernels
+from ollama_tiering.patchset import condition, kernels, stored_rows
 from ollama_tiering.patchset.diff import Diff, parse
 
 FOR_TESTS = b"//go:build kvtier_"  # files of builds with a tag of ours; the tag is in their name
 LLAMA_SERVER_SINCE = (0, 30, 0)
 INSTALLED = "or patch the installed Ollama: tiering patch --ollama auto"
-# Of the overlay, what stores, restores, counts and reports. It computes no row, and decides neither
-# how a prompt is cut into batches nor which cells its rows get: the runner's files do.
-NOT_COMPUTING = ("kvtier/", "api/", "anthropic/", "openai/")
 IGNORED_NAMES = {".DS_Store", ".gitkeep", "__pycache__"}
 
 
@@ -76,15 +73,22 @@ class Patchset:
         """As `digest`, for what is compiled: without the overlay's tests and
         files for tests only.
         """
-        return self._digest(self._compiled())
+        return self._digest(self.compiled)
 
     @cached_property
     def computing_digest(self) -> str:
-        """As `compiled_digest`, for what may decide the bits of a row."""
-        compiled = self._compiled().items()
-        return self._digest({k: v for k, v in compiled if not k.startswith(NOT_COMPUTING)})
+        """As `compiled_digest`, for what may decide the bits of a row, or its name."""
+        compiled = self.compiled.items()
+        return self._digest({k: v for k, v in compiled if not k.startswith(stored_rows.FILES)})
 
-    def _compiled(self) -> dict[str, bytes]:
+    @property
+    def storing(self) -> tuple[int, str]:
+        """What a build's name says of all else that is compiled."""
+        return stored_rows.part_of_name(self.compiled)
+
+    @property
+    def compiled(self) -> dict[str, bytes]:
+        """The overlay without tests, and files for tests only."""
         return {
             name: content
             for name, content in self.overlay.items()

@@ -115,10 +115,9 @@ def start(
         *options: str,
         sidecar: SidecarProcess | None = None,
         env: Mapping[str, str | None] | None = None,
-        program: Path | None = None,
     ) -> LlamaServer:
         engine = None if sidecar is None else sidecar.socket.with_name("s.engine")
-        program = program or (stock if sidecar is None else patched)
+        program = stock if sidecar is None else patched
         log = tmp_path / f"{len(started)}.log"
         server = LlamaServer(program, model(shape), log, *options, sidecar=engine, env=env)
         started.append(server)

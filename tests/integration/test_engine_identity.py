@@ -118,28 +118,6 @@ def library(path: Path, answer: int, *options: str) -> Path:
     return path
 
 
-COMPUTING = ("libllama.so.0", "libggml-base.so.0", "libmtmd.so.0")
-
-
-def test_our_own_library_is_left_out_if_all_that_computes_lies_in_others(
-    program: Path, tmp_path: Path
-) -> None:
-    """Else the bits of rows may follow from what it was built from."""
-    others = [library(tmp_path / "lib" / name, 1) for name in COMPUTING]
-
-    def told(*preloaded: Path) -> tuple[set[str], set[str]]:
-        preload = {"LD_PRELOAD": " ".join(map(str, preloaded))} if preloaded else {}
-        return tuple(set(said(program, word, **preload)) for word in ("--objects", "--computing"))
-
-    everything, computing = told(*others)
-    (own,) = everything - computing
-    assert own.startswith("=")  # the program's own name is not said
-    assert sum(line.partition("=")[0] in COMPUTING for line in computing) == len(COMPUTING)
-    for lacking in others:
-        everything, computing = told(*(one for one in others if one != lacking))
-        assert everything == computing, lacking.name
-
-
 @pytest.mark.parametrize("options", ["-Wl,--build-id=sha1", "-Wl,--build-id=none"])
 @pytest.mark.parametrize(
     "name", ["amdvlk64.so", "libLLVM-15.so.1", "libgallium-25.0.so", "libvulkan_lvp.so", "driver"]

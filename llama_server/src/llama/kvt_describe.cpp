@@ -2,7 +2,6 @@
 
 #include "kvt_cache.h"
 #include "kvt_identity.h"
-#include "kvt_numbers.h"
 #include "kvt_objects.h"
 #include "kvt_refused.h"
 
@@ -50,8 +49,8 @@ uint64_t hash(const string & text) {
 }
 
 string built() {
-    string all = "rows " + std::to_string(stored_rows) + "\n";
-    for (const auto & one : computing_objects(reinterpret_cast<const void *>(&hash))) {
+    string all;
+    for (const auto & one : loaded_objects()) {
         all += one + "\n";
     }
     return engine_name(llama_build_info(), hex(hash(all)));

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import BuildError
-from ollama_tiering.patchset import build, finished, identity, manifest
+from ollama_tiering.patchset import build, finished, identity, manifest, stored_rows
 from ollama_tiering.patchset.manifest import Patchset
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache
@@ -60,6 +60,12 @@ def test_every_build_in_the_cache_is_known(
     assert len(identity.known_build_ids()) == 3
 
 
+def _record(patches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As whoever has changed them does."""
+    found = stored_rows.digest(manifest.load(patches).compiled)
+    monkeypatch.setattr(stored_rows, "RECORDED", found)
+
+
 def _write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
@@ -69,24 +75,27 @@ def _write(file: Path, text: str) -> None:
     "change",
     [
         *("overlay", "hook", "tag", "kind", "go tags", "compiler", "processor", "runner"),
-        *("store", "counts", "rows stored wrong"),
+        *("store", "counts", "store, not recorded", "names", "rows stored wrong"),
         *("flags", "flags of CMake", "flags of nvcc", "tests only", "test builds only"),
     ],
 )
 def test_what_decides_the_code_is_in_the_name(
     stamped: Path, cache: SourceCache, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
+    _record(stamped, monkeypatch)
     before, options = _name(stamped, cache), NATIVE
     if change == "overlay":
         (stamped / "overlay/kvcache/tier.go").write_text("package kvcache // new\n")
     elif change == "runner":  # cuts prompts into batches, and takes cells
         _write(stamped / "overlay/runner/ollamarunner/kvtier.go", "package ollamarunner\n")
-    elif change == "store":
+    elif change in ("store", "store, not recorded"):
         _write(stamped / "overlay/kvtier/tiering/queue.go", "package tiering\n")
     elif change == "counts":
         _write(stamped / "overlay/openai/kvtier.go", "package openai\n")
+    elif change == "names":
+        _write(stamped / "overlay/kvtier/variables.go", "package kvtier\n")
     elif change == "rows stored wrong":
-        monkeypatch.setattr(identity, "STORED_ROWS", identity.STORED_ROWS + 1)
+        monkeypatch.setattr(stored_rows, "NUMBER", stored_rows.NUMBER + 1)
     elif change == "hook":
         file = stamped / "hooks/go/cells.patch"
         file.write_text(file.read_text().replace("tierInit", "tierBegin"))
@@ -111,6 +120,8 @@ def test_what_decides_the_code_is_in_the_name(
     else:
         file = stamped / "overlay/kvcache/replay.go"
         file.write_text("//go:build kvtier_replay\n\npackage kvcache\n")
+    if change in ("store", "counts"):
+        _record(stamped, monkeypatch)
     same = change in ("tests only", "test builds only", "store", "counts")
     assert (_name(stamped, cache, options) == before) == same
 
