@@ -29,6 +29,7 @@ class Extra:
 
 EXTRAS = {
     "models": Extra(("gguf",), "a test model"),
+    "web": Extra(("starlette", "uvicorn"), "the page"),
     "cuda": Extra(("nvidia.cuda_nvrtc",), "a kernel on a GPU (its compiler, NVRTC)"),
 }
 

@@ -52,6 +52,7 @@ COMMANDS = {
         "Show what is stored, what it saved, and which models use it.",
     ),
     "top": ("ollama_tiering.cli.top:top", "Show live what is stored, restored and computed."),
+    "web": ("ollama_tiering.cli.web:web", "Show it all on a page in the browser."),
     "report": (
         "ollama_tiering.cli.report:report",
         "Show what each day asked for, and what restoring saved.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -46,20 +46,24 @@ def config(keys: tuple[str, ...], only_set: bool, as_json: bool) -> None:
     ]
     file = config_file()
     if as_json:
-        settings = {
-            row.key: {
-                "value": str(row.value) if isinstance(row.value, Path) else row.value,
-                "origin": row.origin,
-                "variable": row.variable,
-            }
-            for row in rows
-        }
-        document = {"version": 1, "file": str(file), "exists": file.is_file()}
-        click.echo(json.dumps(document | {"settings": settings}, indent=1))
+        click.echo(json.dumps(document(rows, file), indent=1))
     else:
         _show(rows, file)
     if broken:
         raise broken
+
+
+def document(rows: list[InForce], file: Path) -> dict[str, Any]:
+    """What `--json` prints."""
+    settings = {
+        row.key: {
+            "value": str(row.value) if isinstance(row.value, Path) else row.value,
+            "origin": row.origin,
+            "variable": row.variable,
+        }
+        for row in rows
+    }
+    return {"version": 1, "file": str(file), "exists": file.is_file(), "settings": settings}
 
 
 def _show(rows: list[InForce], file: Path) -> None:

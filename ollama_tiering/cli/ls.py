@@ -24,6 +24,7 @@ from ollama_tiering.cli.store_options import (
 from ollama_tiering.config import count, format_size
 
 if TYPE_CHECKING:
+    from ollama_tiering.cli.first_words import Words
     from ollama_tiering.store.values import BlockLine, ChainLine, Listing, Totals
 
     Line = ChainLine | BlockLine
@@ -84,13 +85,10 @@ def ls(
     it is unique. With --blocks, each line is a block; with IDs, the blocks of these conversations,
     in their order.
     """
-    from ollama_tiering.doctor.engines import engines_here
-
     selection = make_selection(ids, pinned=pinned, **conditions)
     with administration(socket, config_file, purpose="look") as admin:
         listing = admin.listing(selection, blocks=blocks, words=not (blocks or no_text))
-    names = known_names()
-    labels = {ns: label(fields, ns, names) for ns, fields in listing.descriptions.items()}
+    labels = labels_of(listing)
     lines: list[Line] = [*listing.chains, *listing.blocks]
     if not (blocks and ids):
         by: Callable[[Any], Any] = _SORTS.get(sort) or (lambda line: labels[line.namespace])
@@ -98,24 +96,37 @@ def ls(
     if reverse:
         lines.reverse()
     lines = lines[:limit]
-    here = engines_here(socket_in_force(socket, config_file))
-    useless = {ns: here.why_useless(fields) for ns, fields in listing.descriptions.items()}
-    texts = None if blocks or no_text else _texts(listing, lines)
+    useless = useless_in(listing, socket_in_force(socket, config_file))
+    texts = None if blocks or no_text else texts_of(listing, lines)
     if as_json:
-        document = _document(listing, lines, labels, texts, blocks=blocks)
-        document["useless_here"] = {ns.hex(): why for ns, why in useless.items() if why}
-        click.echo(json.dumps(document, indent=1))
+        found = document(listing, lines, labels, texts, useless, blocks=blocks)
+        click.echo(json.dumps(found, indent=1))
         return
     if lines:
         _print_table(lines, labels, texts or {}, listing.id_digits, useless)
     click.echo(summary(listing, shown=len(lines), blocks=blocks))
 
 
-def _texts(listing: Listing, lines: Iterable[Any]) -> Texts:
+def labels_of(listing: Listing) -> dict[Any, str]:
+    """What to call the model of each namespace."""
+    names = known_names()
+    return {ns: label(fields, ns, names) for ns, fields in listing.descriptions.items()}
+
+
+def useless_in(listing: Listing, socket: Path) -> dict[Any, str]:
+    """Why no engine of this machine finds what is stored, by namespace; empty: one does."""
+    from ollama_tiering.doctor.engines import engines_here
+
+    here = engines_here(socket)
+    return {ns: here.why_useless(fields) for ns, fields in listing.descriptions.items()}
+
+
+def texts_of(listing: Listing, lines: Iterable[Any], words: Words | None = None) -> Texts:
+    """`words` has read vocabularies before."""
     from ollama_tiering.cli.first_words import Words
     from ollama_tiering.launch.names import models_dirs
 
-    words = Words(models_dirs())
+    words = words or Words(models_dirs())
     models = {ns: dict(fields).get("model", "") for ns, fields in listing.descriptions.items()}
     return {
         line.key: words.of(models[line.namespace], line.words, line.words_before) for line in lines
@@ -249,14 +260,16 @@ def _marks(line: Line, *, window: bool, useless: bool) -> str:
     return " ".join(name for name, holds in marks.items() if holds)
 
 
-def _document(
+def document(
     listing: Listing,
     lines: Iterable[Line],
     labels: Mapping[Any, str],
     texts: Texts | None,
+    useless: Mapping[Any, str],
     *,
     blocks: bool,
 ) -> dict[str, Any]:
+    """What `--json` prints."""
     return {
         "version": 1,
         "blocks" if blocks else "chains": [_entry(line, labels, texts) for line in lines],
@@ -264,6 +277,7 @@ def _document(
         "selected": _totals(listing.selected),
         "stored": _totals(listing.stored),
         "id_digits": listing.id_digits,
+        "useless_here": {ns.hex(): why for ns, why in useless.items() if why},
     }
 
 

@@ -81,8 +81,8 @@ def _change(
             result = call(chain_id, dry_run=dry_run)
             results.append(result)
             if not as_json:
-                model = _model(admin, chain_id, names)
-                click.echo(_sentence(result, model, unpin=unpin, dry_run=dry_run))
+                model = model_of(admin, chain_id, names)
+                click.echo(sentence(result, model, unpin=unpin, dry_run=dry_run))
     if as_json:
         document = {
             "version": 1,
@@ -103,14 +103,16 @@ def _change(
         click.echo(json.dumps(document, indent=1))
 
 
-def _model(admin: Admin, chain_id: str, names: Mapping[str, str]) -> str:
+def model_of(admin: Admin, chain_id: str, names: Mapping[str, str]) -> str:
+    """` of NAME` for a sentence; empty for an unknown ID."""
     from ollama_tiering.store.values import Selection
 
     descriptions = admin.listing(Selection(ids=(chain_id,))).descriptions
     return of_models(label(fields, ns, names) for ns, fields in descriptions.items())
 
 
-def _sentence(result: PinResult, model: str, *, unpin: bool, dry_run: bool) -> str:
+def sentence(result: PinResult, model: str, *, unpin: bool, dry_run: bool) -> str:
+    """What was done; `model` as `model_of` says it."""
     name = f"{short(result.key, _DIGITS)}{model}"
     if not result.changed:
         return f"{name} was {'not pinned' if unpin else 'pinned already'}"

@@ -41,7 +41,7 @@ Bars = Mapping[str, Sequence[tuple[str, float]]]  # by date: (class, value) from
 def page(found: Sequence[Reported], days: int) -> str:
     """HTML. Every day of the calendar has its place, whether anything was asked or not."""
     by_day, total = of_days(found), sum_of(found)
-    dates = _calendar(days, by_day)
+    dates = calendar(days, by_day)
     tokens = {
         date: [(css, float(getattr(sums, name))) for name, _, css in _PARTS]
         for date, sums in by_day.items()
@@ -68,8 +68,8 @@ def page(found: Sequence[Reported], days: int) -> str:
 """
 
 
-def _calendar(days: int, by_day: Iterable[str]) -> list[str]:
-    """Up to today here, or where the sidecar runs, if that is later."""
+def calendar(days: int, by_day: Iterable[str]) -> list[str]:
+    """Dates up to today here, or where the sidecar runs, if that is later."""
     last = max(map(datetime.date.fromisoformat, by_day), default=datetime.date.min)
     last = max(last, datetime.date.today())
     return [str(last - datetime.timedelta(ago)) for ago in reversed(range(days))]

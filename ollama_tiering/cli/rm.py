@@ -26,7 +26,7 @@ from ollama_tiering.config import count, format_size
 from ollama_tiering.errors import TieringError, UsageError
 
 if TYPE_CHECKING:
-    from ollama_tiering.store.values import ChainLine, Listing, Removal
+    from ollama_tiering.store.values import ChainLine, Listing, Removal, Selection
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -63,32 +63,37 @@ def rm(
         raise UsageError("cannot ask before removing", hint="add --yes, or --dry-run to look first")
     selection = make_selection(ids, **conditions)
     with administration(socket, config_file, purpose="look" if dry_run else "change") as admin:
-        listing = admin.listing(selection)
-        pinned = [chain for chain in listing.chains if chain.pinned]
-        if ids and pinned:
-            raise _pinned(admin, pinned, listing.id_digits)
-        about = _About(of_models(_models(listing)), len(pinned))
+        about = about_of(admin, selection)
         if not (yes or dry_run):
             planned = admin.remove(selection, dry_run=True)
             if not planned.blocks and not planned.waiting_blocks:
-                click.echo(_sentence(planned, about, dry_run=True))
+                click.echo(sentence(planned, about, dry_run=True))
                 return
-            click.echo(_sentence(planned, about, dry_run=True), err=True)
+            click.echo(sentence(planned, about, dry_run=True), err=True)
             click.confirm("Remove?", abort=True, err=True)
         done = admin.remove(selection, dry_run=dry_run)
     if as_json:
         document = {"version": 1, "dry_run": dry_run, **asdict(done)}
-        click.echo(json.dumps(document | {"pinned_chains": len(pinned)}, indent=1))
+        click.echo(json.dumps(document | {"pinned_chains": about.pinned_chains}, indent=1))
     else:
-        click.echo(_sentence(done, about, dry_run=dry_run))
+        click.echo(sentence(done, about, dry_run=dry_run))
 
 
 @dataclass(frozen=True, slots=True)
-class _About:
+class AboutRemoval:
     """What a removal is of (` of qwen3:0.6b`), and how many pinned conversations it leaves."""
 
     models: str
     pinned_chains: int
+
+
+def about_of(admin: Admin, selection: Selection) -> AboutRemoval:
+    """TieringError if a conversation that is named by its ID is pinned."""
+    listing = admin.listing(selection)
+    pinned = [chain for chain in listing.chains if chain.pinned]
+    if selection.ids and pinned:
+        raise _pinned(admin, pinned, listing.id_digits)
+    return AboutRemoval(of_models(_models(listing)), len(pinned))
 
 
 def _models(listing: Listing) -> set[str]:
@@ -114,7 +119,8 @@ def kept_sentence(kept: Mapping[str, int]) -> str:
     return f"; stays: {', '.join(reasons)}" if reasons else ""
 
 
-def _sentence(removal: Removal, about: _About, *, dry_run: bool) -> str:
+def sentence(removal: Removal, about: AboutRemoval, *, dry_run: bool) -> str:
+    """What was removed, or would be, and what stays."""
     verb = "would remove" if dry_run else "removed"
     chains = count(removal.chains, "conversation")
     what = f"{chains}{about.models}, {count(removal.blocks, 'block')}"

@@ -67,18 +67,18 @@ def _show(socket: Path | None, as_json: bool, *, clear: bool = False) -> None:
     settings, broken = config.readable({"sidecar.socket": socket})
     path = settings.sidecar.socket_path
     try:
-        answer = _ask(path)
+        answer = ask(path)
     except ServiceError as error:
         if broken:
             raise broken from None
         if as_json:
-            document = {"running": False, "socket": str(path), "error": error.message}
-            click.echo(json.dumps(document, indent=1))
+            away = {"running": False, "socket": str(path), "error": error.message}
+            click.echo(json.dumps(away, indent=1))
         raise
     if as_json:
-        click.echo(json.dumps(_document(path, answer, memory_of(path)), indent=1))
+        click.echo(json.dumps(document(path, answer, memory_of(path)), indent=1))
     else:
-        text = "\n".join(_wrapped(_lines(path, answer, memory_of(path))))
+        text = "\n".join(_wrapped(lines(path, answer, memory_of(path))))
         if clear:
             click.clear()
         click.echo(text)
@@ -86,15 +86,15 @@ def _show(socket: Path | None, as_json: bool, *, clear: bool = False) -> None:
         raise broken
 
 
-def _wrapped(lines: Iterable[str]) -> Iterator[str]:
+def _wrapped(whole: Iterable[str]) -> Iterator[str]:
     """Breaks lines that are wider than the terminal at a word. What a program reads stays whole."""
     if not sys.stdout.isatty():
-        yield from lines
+        yield from whole
         return
     from rich.console import Console
 
     columns = max(Console().width, 40)
-    for line in lines:
+    for line in whole:
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         yield from textwrap.wrap(
             line,
@@ -106,7 +106,8 @@ def _wrapped(lines: Iterable[str]) -> Iterator[str]:
         ) or [line]
 
 
-def _ask(path: Path) -> adm.StatResponse:
+def ask(path: Path) -> adm.StatResponse:
+    """ServiceError, with its cure, if no sidecar answers."""
     require_there(path)
     from ollama_tiering.client.admin_client import SidecarAdministration  # slow to import
     from ollama_tiering.system.listener import Stranger
@@ -123,9 +124,10 @@ def _ask(path: Path) -> adm.StatResponse:
             ) from None
 
 
-def _document(
+def document(
     path: Path, answer: adm.StatResponse, memory: MemoryLimit | None = None
 ) -> dict[str, Any]:
+    """What `--json` prints."""
     names = status_use.names(answer)
     return {
         "running": True,
@@ -215,9 +217,7 @@ def _document(
     }
 
 
-def _lines(
-    path: Path, answer: adm.StatResponse, memory: MemoryLimit | None = None
-) -> Iterator[str]:
+def lines(path: Path, answer: adm.StatResponse, memory: MemoryLimit | None = None) -> Iterator[str]:
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(answer.started_unix_seconds))
     yield f"sidecar {answer.version} on {path}, since {since}"
     yield from status_use.all_models(answer)

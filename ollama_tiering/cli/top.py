@@ -39,25 +39,15 @@ def top(seconds: float, once: bool, socket: Path | None) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from ollama_tiering.cli.top_state import Watched
     from ollama_tiering.cli.top_view import picture
 
     settings, broken = config.readable({"sidecar.socket": socket})
     path = settings.sidecar.socket_path
     require_there(path)
-    console, watched = Console(), Watched()
-    names: dict[str, str] = {}
-    named: set[str] = set()  # models that were looked for: a GGUF outside of all stores has no name
+    console, watch = Console(), Watch(path)
 
     def look() -> object:
-        answer = _answer(path)
-        if answer and (new := {runner.model for runner in answer.runners} - named):
-            names.update(_names(answer))
-            named.update(new)
-        if answer:
-            names.update({use.model: use.name for use in answer.model_uses if use.name})
-            watched.take(answer, time.time(), names)
-        return picture(answer, watched, names, console.height)
+        return picture(watch.look(), watch.seen, watch.names, console.height)
 
     if once or not console.is_terminal:
         console.print(look())
@@ -73,8 +63,30 @@ def top(seconds: float, once: bool, socket: Path | None) -> None:
         raise broken
 
 
+class Watch:
+    """Asks a sidecar again and again, and keeps what ended between two answers. Not thread-safe."""
+
+    def __init__(self, socket: Path) -> None:
+        from ollama_tiering.cli.top_state import Watched
+
+        self.seen = Watched()
+        self.names: dict[str, str] = {}  # of models, by file name
+        self._socket = socket
+        self._named: set[str] = set()  # looked for: a GGUF outside of all stores has no name
+
+    def look(self) -> adm.StatResponse | None:
+        """None if no sidecar answers now. ServiceError for one of another user's."""
+        answer = _answer(self._socket)
+        if answer and (new := {runner.model for runner in answer.runners} - self._named):
+            self.names.update(_names(answer))
+            self._named.update(new)
+        if answer:
+            self.names.update({use.model: use.name for use in answer.model_uses if use.name})
+            self.seen.take(answer, time.time(), self.names)
+        return answer
+
+
 def _answer(path: Path) -> adm.StatResponse | None:
-    """None if no sidecar answers now. ServiceError for one of another user's."""
     from ollama_tiering.client.admin_client import SidecarAdministration
     from ollama_tiering.system.listener import Stranger
 

@@ -46,7 +46,7 @@ def why(model: str, last: int, no_text: bool, as_json: bool, socket: Path | None
     path = settings.sidecar.socket_path
     require_there(path)
     with SidecarAdministration(path) as admin:
-        explained = _explained(admin, model, last)
+        explained = explained_by(admin, model, last)
         since = admin.stat().started_unix_seconds
     if as_json:
         document = why_lines.document(explained, since, text=not no_text)
@@ -57,7 +57,8 @@ def why(model: str, last: int, no_text: bool, as_json: bool, socket: Path | None
         raise broken
 
 
-def _explained(admin: SidecarAdministration, model: str, last: int) -> list[Explained]:
+def explained_by(admin: SidecarAdministration, model: str, last: int) -> list[Explained]:
+    """The last partings, the latest first. `model`: a part of a model's name; empty: every one."""
     from ollama_tiering.launch.names import models_called
 
     explainer = _explainer(admin)

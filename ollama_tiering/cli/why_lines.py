@@ -29,14 +29,14 @@ def show(
     from rich.console import Console
 
     console = Console(highlight=False)
-    last_line = _last_line(causes, explained, since)
+    last_line = last_line_of(causes, explained, since)
     if console.is_terminal:
         _show_wrapped(console, causes, text=text)
         console.print(last_line, markup=False)
         return
     for cause in causes:
-        click.echo(_headline(cause))
-        for label, words in _rows(cause, text=text):
+        click.echo(headline_of(cause))
+        for label, words in rows_of(cause, text=text):
             click.echo(f"{'':{_INDENT}}{label:<{_LABEL}}{words}")
         click.echo()
     click.echo(last_line)
@@ -48,11 +48,11 @@ def _show_wrapped(console: Console, causes: Sequence[Cause], *, text: bool) -> N
     from rich.text import Text
 
     for cause in causes:
-        console.print(Text(_headline(cause), style="bold"))
+        console.print(Text(headline_of(cause), style="bold"))
         rows = Table.grid(padding=(0, 2, 0, 0))
         rows.add_column(no_wrap=True, style="dim")
         rows.add_column(overflow="fold")
-        for label, words in _rows(cause, text=text):
+        for label, words in rows_of(cause, text=text):
             rows.add_row(label, _styled(words))
         console.print(Padding(rows, (0, 0, 1, _INDENT), expand=False))
 
@@ -92,7 +92,8 @@ def _entry(parting: Explained, *, text: bool) -> dict[str, Any]:
     }
 
 
-def _headline(cause: Cause) -> str:
+def headline_of(cause: Cause) -> str:
+    """What computing it again has cost, in one line."""
     cost = f"{count(cause.lost_tokens, 'token')} that were stored"
     if cause.lost_seconds is not None:
         cost = f"{duration(cause.lost_seconds)}, {cost}"
@@ -102,7 +103,8 @@ def _headline(cause: Cause) -> str:
     return f"{plain(cause.latest.model)}: computed again {times}: {cost}"
 
 
-def _rows(cause: Cause, *, text: bool) -> Iterator[tuple[str, str]]:
+def rows_of(cause: Cause, *, text: bool) -> Iterator[tuple[str, str]]:
+    """Labels and what they say; what goes on a line of its own has no label."""
     latest = cause.latest
     yield "what", latest.judgement.what
     if latest.evicted_unix_seconds is not None:
@@ -136,7 +138,7 @@ def _styled(line: str) -> Any:
     return shown
 
 
-def _last_line(causes: Sequence[Cause], explained: Sequence[Explained], since: float) -> str:
+def last_line_of(causes: Sequence[Cause], explained: Sequence[Explained], since: float) -> str:
     others = sum(not parting.is_fault for parting in explained)
     start = time.strftime("%Y-%m-%d %H:%M", time.localtime(since))
     new = f"{count(others, 'prompt')} that only began like others, which is no fault"

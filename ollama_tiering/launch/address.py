@@ -37,7 +37,7 @@ class Address:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
     """Accepts what v0.16.3 envconfig/config.go `Host` does, without paths and TLS: `host`, `:port`,
     `host:port`, `http://host:port`.
     """
@@ -45,7 +45,8 @@ def parse_address(text: str) -> Address:
     scheme, separator, rest = value.rpartition("://")
     if separator and scheme != "http":
         raise UsageError(
-            f"{text!r}: a server listens on plain http", hint="write it like 127.0.0.1:11434"
+            f"{text!r}: a server listens on plain http",
+            hint=f"write it like 127.0.0.1:{default_port}",
         )
     if rest.startswith("["):
         host, _, port = rest[1:].partition("]")
@@ -54,10 +55,12 @@ def parse_address(text: str) -> Address:
         host, port = rest, ""
     else:
         host, _, port = rest.partition(":")
-    default = 80 if separator else DEFAULT_PORT
+    default = 80 if separator else default_port
     number = int(port) if port.isascii() and port.isdigit() else -1 if port else default
     if "/" in rest or not 0 < number < 65536:
-        raise UsageError(f"{text!r} is not an address", hint="write it like 127.0.0.1:11434")
+        raise UsageError(
+            f"{text!r} is not an address", hint=f"write it like 127.0.0.1:{default_port}"
+        )
     return Address(host or DEFAULT_HOST, number)
 
 

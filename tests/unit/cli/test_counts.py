@@ -42,7 +42,7 @@ def test_status_speaks_of_one_thing_as_of_one() -> None:
     answer.tiers.append(tier)
     answer.runners.append(runner)
     answer.model_uses.add(requests=1, prompt_tokens=1)
-    text = "\n".join(status._lines(Path("/s"), answer))
+    text = "\n".join(status.lines(Path("/s"), answer))
     assert "lookups 1,000: 38,800 of 77,824 prompt tokens were in the store" in text
     assert "1 block (0 B) is still to be written to disk" in text
     assert "1 request, 1 prompt token = " in text
@@ -51,7 +51,7 @@ def test_status_speaks_of_one_thing_as_of_one() -> None:
     assert "1,234 of the recomputed tokens" in text
     assert not re.search(r"(?<![\d,.])1 [a-z]+( [a-z]+)?s\b(?! [a-z])", text), text
     one = adm.StatResponse(has_calls=1, asked_tokens=1)
-    assert "0 of 1 prompt token was in the store" in "\n".join(status._lines(Path("/s"), one))
+    assert "0 of 1 prompt token was in the store" in "\n".join(status.lines(Path("/s"), one))
 
 
 PLURAL = re.compile(
@@ -100,7 +100,7 @@ def test_a_budget_in_decimal_units_is_shown_so_where_it_is_used(
     assert "50.0 GB  (default)" in out
     tier = adm.TierStat(tier=pb.TIER_LOCAL, budget_bytes=10**9, daily_write_bytes=50 * 10**9)
     tier.surveyed = True
-    text = "\n".join(status._lines(Path("/s"), adm.StatResponse(tiers=[tier])))
+    text = "\n".join(status.lines(Path("/s"), adm.StatResponse(tiers=[tier])))
     assert "0 B of 1.0 GB" in text
     assert "written today (UTC) 0 B of 50.0 GB" in text
 

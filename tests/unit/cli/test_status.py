@@ -33,10 +33,10 @@ def test_attention_on_the_cpu_is_told_of_tiered_and_other_runners_alike() -> Non
     other = pb.RunnerReport(pid=2, model="m", reason="sliding window", cpu_attention="stock")
     on_gpu = pb.RunnerReport(pid=3, model="m", tiered=True)
     answer = adm.StatResponse(version="1", runners=[tiered, other, on_gpu])
-    lines = list(status._lines(Path("s"), answer))
+    lines = list(status.lines(Path("s"), answer))
     told = [line for line in lines if "attention" in line]
     assert told == [f"  attention on the CPU: {said}", "  attention on the CPU: stock"]
-    document = status._document(Path("s"), answer)
+    document = status.document(Path("s"), answer)
     assert [runner["cpu_attention"] for runner in document["runners"]] == [said, "stock", ""]
 
 
@@ -44,11 +44,11 @@ def test_what_was_not_read_for_lack_of_memory_is_told() -> None:
     short = pb.RunnerReport(pid=1, model="m", tiered=True, memory_short_tokens=4096)
     other = pb.RunnerReport(pid=2, model="m", tiered=True)
     answer = adm.StatResponse(version="1", runners=[short, other])
-    told = [line for line in status._lines(Path("s"), answer) if "memory was" in line]
+    told = [line for line in status.lines(Path("s"), answer) if "memory was" in line]
     assert told == [
         "  4,096 of the recomputed tokens were stored: too little memory was available to read them"
     ]
-    runners = status._document(Path("s"), answer)["runners"]
+    runners = status.document(Path("s"), answer)["runners"]
     assert [runner["memory_short_tokens"] for runner in runners] == [4096, 0]
 
 
@@ -67,14 +67,14 @@ def test_where_k_and_v_lie_is_told_of_tiered_and_other_runners_alike() -> None:
         pb.RunnerReport(pid=4, model="m", tiered=True),
     ]
     answer = adm.StatResponse(version="1", runners=runners)
-    told = [line for line in status._lines(Path("s"), answer) if "K/V" in line]
+    told = [line for line in status.lines(Path("s"), answer) if "K/V" in line]
     assert told == [
         "  K/V: 1 layer (128.0 MiB) in GPU memory, "
         "7 layers (896.0 MiB) paged, in pinned memory of the system",
         "  K/V: 2 layers (6.0 MiB) in GPU memory, "
         "6 layers (18.0 MiB) in the CPU's memory, which computes them",
     ]
-    said = [one["cache_memory"] for one in status._document(Path("s"), answer)["runners"]]
+    said = [one["cache_memory"] for one in status.document(Path("s"), answer)["runners"]]
     assert said[0] == {
         "device_layers": 1,
         "device_bytes": 128 << 20,
@@ -97,12 +97,12 @@ def test_what_of_paged_layers_a_gpu_has_as_well_is_told() -> None:
     )
     memory.mirrored_bytes = 3 << 20
     answer = adm.StatResponse(runners=[pb.RunnerReport(pid=1, tiered=True, cache_memory=memory)])
-    told = [line for line in status._lines(Path("s"), answer) if "K/V" in line]
+    told = [line for line in status.lines(Path("s"), answer) if "K/V" in line]
     assert told == [
         "  K/V: 1 layer (4.0 MiB) in GPU memory, 7 layers (28.0 MiB) paged, "
         "in pinned memory of the system (3.0 MiB of it in GPU memory as well)"
     ]
-    (said,) = (one["cache_memory"] for one in status._document(Path("s"), answer)["runners"])
+    (said,) = (one["cache_memory"] for one in status.document(Path("s"), answer)["runners"])
     assert said["mirrored_bytes"] == 3 << 20
 
 
@@ -127,7 +127,7 @@ def test_what_a_model_was_loaded_with_is_told_by_the_names_of_options() -> None:
 def test_paged_layers_that_are_not_copied_ahead_are_told() -> None:
     memory = pb.CacheMemory(pinned_layers=8, pinned_bytes=1 << 30, in_turn=True)
     answer = adm.StatResponse(runners=[pb.RunnerReport(pid=1, tiered=True, cache_memory=memory)])
-    told = [line for line in status._lines(Path("s"), answer) if "K/V" in line]
+    told = [line for line in status.lines(Path("s"), answer) if "K/V" in line]
     assert told == [
         "  K/V: 8 layers (1.0 GiB) paged, in pinned memory of the system, "
         "none is copied ahead of its turn, for want of GPU memory"
@@ -153,7 +153,7 @@ def test_what_was_done_for_a_model_is_told_by_name_when_it_is_not_loaded_too() -
             use(b"b", blob(2), "llama3:8b", loaded=True),
         ],
     )
-    lines = list(status._lines(Path("s"), answer))
+    lines = list(status.lines(Path("s"), answer))
     at = lines.index("use of qwen3:0.6b, since 1971-01-01 00:00")
     assert lines[1] == (
         "all models, since 1971-01-01 00:00: saved 9.5 s: 1,000 tokens restored in 0.50 s, "
@@ -172,7 +172,7 @@ def test_what_was_done_for_a_model_is_told_by_name_when_it_is_not_loaded_too() -
         "  loaded, last used 1971-01-02 00:00",
     ]
     assert "runner 5 llama3:8b: tiered, " in lines
-    document = status._document(Path("s"), answer)
+    document = status.document(Path("s"), answer)
     named, unmeasured = document["model_uses"]
     assert (named["name"], named["model"], named["loaded"]) == ("qwen3:0.6b", blob(1), False)
     assert (named["saved_seconds"], unmeasured["saved_seconds"]) == (9.5, None)
@@ -189,14 +189,14 @@ def test_reasons_of_a_model_that_is_not_loaded_any_more_are_told_of_all_its_engi
     of_one = [pb.ShortfallCount(reason=ends, requests=2, tokens=100)]
     of_other = [*of_one, pb.ShortfallCount(reason=new, requests=1, tokens=900)]
     uses = [use(b"a", "m", shortfalls=of_one), use(b"b", "m", shortfalls=of_other)]
-    lines = list(status._lines(Path("s"), adm.StatResponse(version="1", model_uses=uses)))
+    lines = list(status.lines(Path("s"), adm.StatResponse(version="1", model_uses=uses)))
     at = lines.index("  recomputed, by reason:")
     assert lines[at + 1 : at + 3] == [
         "    900 tokens of 1 request: nothing stored begins like this prompt",
         "    200 tokens of 4 requests: what is stored of the prompt ends",
     ]
     uses[0].loaded = True  # then its runner says it
-    lines = list(status._lines(Path("s"), adm.StatResponse(version="1", model_uses=uses)))
+    lines = list(status.lines(Path("s"), adm.StatResponse(version="1", model_uses=uses)))
     assert not [line for line in lines if "by reason" in line]
 
 
@@ -241,15 +241,15 @@ def test_it_is_shown_again_until_somebody_ends_it(monkeypatch: pytest.MonkeyPatc
 
 def test_after_an_unload_no_model_is_loaded_before_the_first_none_has_reported() -> None:
     used = adm.StatResponse(version="1", model_uses=[use(b"a", "m")])
-    assert list(status._lines(Path("s"), used))[-1] == "runners: no model is loaded"
+    assert list(status.lines(Path("s"), used))[-1] == "runners: no model is loaded"
     fresh = adm.StatResponse(version="1")
-    assert list(status._lines(Path("s"), fresh))[-1] == "runners: none has reported"
+    assert list(status.lines(Path("s"), fresh))[-1] == "runners: none has reported"
 
 
 def test_two_engines_of_one_model_are_one_and_each_saves_at_its_own_speed() -> None:
     uses = [use(b"a", blob(1), **MEASURED), use(b"b", blob(1), **MEASURED | {"prefill_seconds": 2})]
     answer = adm.StatResponse(version="1", model_uses=uses)
-    lines = [line for line in status._lines(Path("s"), answer) if "saved" in line]
+    lines = [line for line in status.lines(Path("s"), answer) if "saved" in line]
     assert [line.split(":")[0] for line in lines] == ["  saved 10 s"]
 
 
@@ -261,7 +261,7 @@ def test_a_name_the_sidecar_does_not_know_is_looked_for_here(
     runners = [pb.RunnerReport(pid=5, model=blob(1), tiered=True), pb.RunnerReport(pid=6)]
     unknown = [use(b"b", blob(2)), use(b"c", "made.gguf", last_used_unix_seconds=1e300)]
     answer = adm.StatResponse(version="1", runners=runners, model_uses=unknown)
-    text = "\n".join(status._lines(Path("s"), answer))
+    text = "\n".join(status.lines(Path("s"), answer))
     assert "runner 5 mine:latest: tiered" in text
     assert "runner 6 ?: not tiered" in text
     assert "use of 000000000000, since" in text
@@ -274,12 +274,12 @@ def test_a_limit_of_the_sidecars_memory_group_is_said_and_of_the_machine_is_not(
     answer = adm.StatResponse(version="1")
     limit = MemoryLimit(500_000_000, Path("/sys/fs/cgroup/memory.max"))
     told = "  memory at most 500.0 MB (/sys/fs/cgroup/memory.max)"
-    assert [line for line in status._lines(Path("s"), answer, limit) if "memory" in line] == [told]
-    assert not [line for line in status._lines(Path("s"), answer) if "memory at most" in line]
-    document = status._document(Path("s"), answer, limit)
+    assert [line for line in status.lines(Path("s"), answer, limit) if "memory" in line] == [told]
+    assert not [line for line in status.lines(Path("s"), answer) if "memory at most" in line]
+    document = status.document(Path("s"), answer, limit)
     assert document["memory_limit_bytes"] == 500_000_000
     assert document["memory_group"] == "/sys/fs/cgroup/memory.max"
-    assert status._document(Path("s"), answer)["memory_limit_bytes"] is None
+    assert status.document(Path("s"), answer)["memory_limit_bytes"] is None
 
 
 @pytest.mark.parametrize(
@@ -295,6 +295,6 @@ def test_what_partings_cost_is_said_in_one_line_if_it_is_worth_one(
 ) -> None:
     lost = adm.PartingsSum(requests=3, lost_tokens=900, lost_seconds=seconds)
     answer = adm.StatResponse(version="1", partings=lost)
-    assert [line for line in status._lines(Path("s"), answer) if "again in" in line] == said
-    document = status._document(Path("s"), answer)
+    assert [line for line in status.lines(Path("s"), answer) if "again in" in line] == said
+    document = status.document(Path("s"), answer)
     assert document["partings"] == {"requests": 3, "lost_tokens": 900, "lost_seconds": seconds}

@@ -22,12 +22,12 @@ def test_a_runner_whose_model_is_kept_out_says_so_and_what_is_left_is_counted() 
             adm.ModelTerms(model="a-model-of-llama-server.gguf", refusal="a rule"),
         ],
     )
-    lines = list(status._lines(Path("s"), answer))
+    lines = list(status.lines(Path("s"), answer))
     assert "model m:1: not stored: a rule, 2.0 KiB still on disk" in lines
     assert "model 0123456789ab: local 0 B, remote 1.0 KiB, never dropped for its age" in lines
     assert "model a-model-of-llama-server.gguf: not stored: a rule" in lines  # its whole name
     assert lines.count("  not stored: a rule") == 1
-    assert [one["refusal"] for one in status._document(Path("s"), answer)["models"]] == [
+    assert [one["refusal"] for one in status.document(Path("s"), answer)["models"]] == [
         "a rule",
         "",
         "a rule",

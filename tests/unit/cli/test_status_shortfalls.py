@@ -21,8 +21,8 @@ def told(**more: Any) -> tuple[list[str], dict[str, Any]]:
     """The lines of one runner, and its part of the document."""
     runner = pb.RunnerReport(pid=5, model="m", tiered=True, engine="ollama-go/0.16.3+12", **more)
     answer = adm.StatResponse(version="1", runners=[runner])
-    lines = list(status._lines(Path("s"), answer))
-    document = status._document(Path("s"), answer)
+    lines = list(status.lines(Path("s"), answer))
+    document = status.document(Path("s"), answer)
     json.dumps(document, allow_nan=False)
     return lines[lines.index("runner 5 m: tiered, ollama-go/0.16.3") :], document["runners"][0]
 
@@ -126,7 +126,7 @@ def test_the_next_turn_of_a_chat_does_not_read_as_a_fault() -> None:
 def test_a_model_that_is_not_tiered_has_its_reason_and_its_engine() -> None:
     runner = pb.RunnerReport(pid=5, model="m", reason="sliding window", engine="ollama-go/0.16.3")
     answer = adm.StatResponse(version="1", runners=[runner])
-    assert list(status._lines(Path("s"), answer))[-2:] == [
+    assert list(status.lines(Path("s"), answer))[-2:] == [
         "runner 5 m: not tiered: sliding window",
         "  engine: ollama-go/0.16.3",
     ]
