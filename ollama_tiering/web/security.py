@@ -19,6 +19,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from ollama_tiering.launch.address import Address
 from ollama_tiering.web.peer import Place, peer_user
@@ -67,8 +68,11 @@ class Door:
         return url if self.is_local else f"{url}?token={self.token}"
 
     def knows_host(self, host: str) -> bool:
-        names = ("localhost", "127.0.0.1", "[::1]")
-        return not self.is_local or host in [f"{name}:{self.address.port}" for name in names]
+        """Whether a Host header is this server's. Elsewhere the token, which another name's page
+        has not, is what counts.
+        """
+        own = [f"{name}:{self.address.port}" for name in ("localhost", "127.0.0.1", "[::1]")]
+        return not self.is_local or host in (*own, str(self.address))
 
     def admits(self, connection: HTTPConnection) -> bool:
         return self._is_user(connection) or self.fits(connection.cookies.get(self.cookie, ""))
@@ -106,7 +110,8 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # nothing else is served
+            await WebSocketClose()(scope, receive, send)  # nothing else comes in
+            return
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":

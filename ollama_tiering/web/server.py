@@ -130,7 +130,7 @@ def _error(error: TieringError, status: int) -> Response:
 def _said(body: bytes) -> Document:
     try:
         said = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
         raise UsageError("the request is not an object in JSON")
