@@ -34,8 +34,8 @@ class BrowserTab:
     that it asked for.
     """
 
-    def __init__(self, browser: Browser, session: str) -> None:
-        self._browser, self._session = browser, session
+    def __init__(self, browser: Browser, session: str, context: str) -> None:
+        self._browser, self._session, self._context = browser, session, context
         self.problems: list[str] = []
         self.urls: list[str] = []
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -85,6 +85,9 @@ class BrowserTab:
         shot = self.tell("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))
 
+    def close(self) -> None:
+        self._browser.tell("Target.disposeBrowserContext", browserContextId=self._context)
+
     def heard(self, method: str, params: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
             self.urls.append(params["request"]["url"])
@@ -113,8 +116,7 @@ class Browser:
         target = self.tell("Target.createTarget", url="about:blank", browserContextId=context)
         attached = self.tell("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         session = attached["sessionId"]
-        tab = BrowserTab(self, session)
-        self._tabs[session] = tab
+        tab = self._tabs[session] = BrowserTab(self, session, context)
         return tab
 
     def tell(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:

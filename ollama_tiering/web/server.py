@@ -119,8 +119,10 @@ def _answer(value: Callable[[], Document]) -> Response:
         return JSONResponse(value())
     except UsageError as error:
         return _error(error, 400)
-    except TieringError as error:
+    except ServiceError as error:
         return _error(error, 503)
+    except TieringError as error:
+        return _error(error, 409)
 
 
 def _error(error: TieringError, status: int) -> Response:

@@ -37,6 +37,7 @@ async function open() {
     main.replaceChildren(fresh);
     page.look = look || null;
     say(said);
+    performance.mark(`shown ${name}`);
   } catch (error) {
     if (shown === page) complain(error);
   } finally {

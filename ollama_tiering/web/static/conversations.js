@@ -23,13 +23,14 @@ export async function conversations(main, say) {
   const summary = el("p", { class: "quiet" });
   const buttons = (chain) => [
     el("button", { onclick: () => pin(chain), "aria-label": `${chain.pinned ? "Unpin" : "Pin"} ${short(chain)}` }, chain.pinned ? "Unpin" : "Pin"),
-    el("button", { onclick: () => remove(chain), "aria-label": `Remove ${short(chain)}` }, "Remove"),
+    el("button", { onclick: () => remove(chain), "aria-label": `Remove ${short(chain)}`, disabled: chain.pinned }, "Remove"),
   ];
   const short = (chain) => chain.id.slice(0, found.id_digits);
 
   function draw() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const fits = (chain) => words.every((word) => `${chain.text || ""} ${chain.model} ${chain.id}`.toLowerCase().includes(word));
+    const fits = (chain) => words.every((word) => `${chain.text || ""} ${chain.model}`.toLowerCase().includes(word))
+      || (words.length === 1 && chain.id.startsWith(words[0]));
     const chains = found.chains.filter((chain) => (!pinned.checked || chain.pinned) && fits(chain));
     const key = SORTS[sort.value];
     chains.sort((a, b) => key(a) - key(b));

@@ -47,8 +47,8 @@ def test_a_value_is_json(name: str) -> None:
     ("error", "code"),
     [
         (ServiceError("no sidecar", hint="tiering up"), 503),
-        (TieringError("pinned", hint="tiering up"), 503),
-        (ConfigError("bad", hint="tiering up"), 503),
+        (TieringError("pinned", hint="tiering up"), 409),
+        (ConfigError("bad", hint="tiering up"), 409),
         (UsageError("no such ID", hint="tiering up"), 400),
     ],
 )
