@@ -44,7 +44,7 @@ def top(seconds: float, once: bool, socket: Path | None) -> None:
     settings, broken = config.readable({"sidecar.socket": socket})
     path = settings.sidecar.socket_path
     require_there(path)
-    console, watch = Console(), Watch(path)
+    console, watch = Console(), SidecarWatch(path)
 
     def look() -> object:
         return picture(watch.look(), watch.seen, watch.names, console.height)
@@ -63,7 +63,7 @@ def top(seconds: float, once: bool, socket: Path | None) -> None:
         raise broken
 
 
-class Watch:
+class SidecarWatch:
     """Asks a sidecar again and again, and keeps what ended between two answers. Not thread-safe."""
 
     def __init__(self, socket: Path) -> None:

@@ -16,7 +16,7 @@ from ollama_tiering.cli import ls, pin, report_days, rm, status, why, why_lines
 from ollama_tiering.cli.first_words import Words
 from ollama_tiering.cli.model_names import known_names
 from ollama_tiering.cli.reach import memory_of, require_there
-from ollama_tiering.cli.top import Watch
+from ollama_tiering.cli.top import SidecarWatch
 from ollama_tiering.client.admin_client import SidecarAdministration
 from ollama_tiering.config import config_file
 from ollama_tiering.config.origins import in_force
@@ -41,7 +41,7 @@ class SidecarData:
     def __init__(self, socket: Path, *, text: bool) -> None:
         self._socket = socket
         self._text = text
-        self._watch = Watch(socket)
+        self._watch = SidecarWatch(socket)
         self._watching = threading.Lock()
         self._reading = threading.Lock()  # vocabularies are read once
         self._words = Words(models_dirs())

@@ -108,7 +108,7 @@ def _changed(name: str, change: Callable[[Document], Document]) -> Route:
         async for part in request.stream():
             body += part
             if len(body) > _MAX_BODY_BYTES:
-                return _error(UsageError("the request is too long"), 413)
+                return _error(_bad("the request is too long"), 413)
         return await run_in_threadpool(_answer, lambda: change(_said(body)))
 
     return Route(f"/api/{name}", answer, methods=["POST"])
@@ -125,6 +125,10 @@ def _answer(value: Callable[[], Document]) -> Response:
         return _error(error, 409)
 
 
+def _bad(message: str) -> UsageError:
+    return UsageError(message, hint="reload the page: it may be of another version")
+
+
 def _error(error: TieringError, status: int) -> Response:
     return JSONResponse({"error": error.message, "hint": error.hint}, status_code=status)
 
@@ -135,7 +139,7 @@ def _said(body: bytes) -> Document:
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
-        raise UsageError("the request is not an object in JSON")
+        raise _bad("the request is not an object in JSON")
     return said
 
 
@@ -143,7 +147,7 @@ def _id(said: Document) -> str:
     """A whole ID: a shortened one could mean another conversation by now."""
     found = said.get("id")
     if not isinstance(found, str) or not _ID.fullmatch(found):
-        raise UsageError("the request names no conversation")
+        raise _bad("the request names no conversation")
     return found
 
 
@@ -151,12 +155,12 @@ def _flag(said: Document, name: str) -> bool:
     """A flag that is missing changes nothing, or takes nothing away."""
     found: Any = said.get(name, name == "dry_run")
     if not isinstance(found, bool):
-        raise UsageError(f"{name} is not true or false")
+        raise _bad(f"{name} is not true or false")
     return found
 
 
 def _days(request: Request) -> int:
     said = request.query_params.get("days", "30")
     if not (said.isascii() and said.isdigit() and 1 <= int(said[:9]) <= _MOST_DAYS):
-        raise UsageError(f"days is a number from 1 to {_MOST_DAYS}")
+        raise _bad(f"days is a number from 1 to {_MOST_DAYS}")
     return int(said)
