@@ -17,6 +17,7 @@ from ollama_tiering.config.words import flag_note
 if TYPE_CHECKING:
     from ollama_tiering.errors import ConfigError
     from ollama_tiering.launch.address import Address
+    from ollama_tiering.launch.process import Child
     from ollama_tiering.launch.running_up import RunningUp
     from ollama_tiering.launch.served import Served
     from ollama_tiering.launch.up import UpRequest
@@ -70,6 +71,13 @@ _EXAMPLE_MODEL = "qwen3:0.6b"  # small; Ollama fetches it if it is missing
     metavar="auto|on|off|stock|stock=PLACE",
     help="GPU code of the build." + flag_note("patch.cuda"),
 )
+@click.option(
+    "--web",
+    is_flag=False,
+    flag_value="127.0.0.1:8434",
+    metavar="[HOST:PORT]",
+    help="Serve the page of `tiering web`, too: at 127.0.0.1:8434, or as said.",
+)
 @click.option("-d", "--detach", is_flag=True, help="Serve in the background, until `tiering stop`.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("-v", "--verbose", is_flag=True, help="Show each command of the build.")
@@ -82,6 +90,7 @@ def up(
     socket: Path | None,
     cpu_attention: str | None,
     ollama: str | None,
+    web: str | None,
     detach: bool,
     quiet: bool,
     verbose: bool,
@@ -143,9 +152,10 @@ def up(
             with unharmed(report.warn, "models of another place are not looked for"):
                 if models is None and (said := left_behind(request.models_dir)):
                     report.warn(said)
+            page = _page(web, request, report, uses) if web else None
             launching.run(
                 *(request, binary, held, report),
-                lambda record: _ready(request, record, report),
+                lambda record: _ready(request, record, report, page),
             )
     except AlreadyUp as already:
         say_already(request, already.record)
@@ -171,6 +181,20 @@ def _request(
     attention, engine = settings.server.cpu_attention, place(settings.sidecar)
     socket = settings.sidecar.socket_path
     return UpRequest(address, socket, models, attention, engine_socket=engine), None
+
+
+def _page(listen: str, request: UpRequest, report: Report, uses: ExitStack) -> Child | None:
+    """The process of the page, until `uses` ends. Whatever is wrong with it, Ollama serves."""
+    from ollama_tiering import extras
+    from ollama_tiering.config import ENV_MODELS
+    from ollama_tiering.launch.page_beside import page_beside
+    from ollama_tiering.launch.unharmed import unharmed
+
+    with unharmed(report.warn, "no page is served"):
+        extras.need("web")
+        env = {ENV_MODELS: str(request.models)} if request.models else {}
+        return uses.enter_context(page_beside(listen, request.socket, env))
+    return None
 
 
 def _serving(request: UpRequest, served: Served) -> UpRequest:
@@ -231,11 +255,15 @@ def _words(context: click.Context) -> list[str]:
     return words
 
 
-def _ready(request: UpRequest, record: RunningUp, report: Report) -> None:
+def _ready(
+    request: UpRequest, record: RunningUp, report: Report, page: Child | None = None
+) -> None:
     from ollama_tiering.cli.already_up import logs_of
     from ollama_tiering.launch.address import Address
     from ollama_tiering.launch.names import first_names
     from ollama_tiering.launch.ollama import Api
+    from ollama_tiering.launch.page_beside import address_of_page
+    from ollama_tiering.launch.unharmed import unharmed
     from ollama_tiering.patchset.llama_server import link_tree
     from ollama_tiering.warm import at_start
 
@@ -248,6 +276,9 @@ def _ready(request: UpRequest, record: RunningUp, report: Report) -> None:
         model = _EXAMPLE_MODEL if _EXAMPLE_MODEL in own else min(own, default=_EXAMPLE_MODEL)
         click.echo(f"  use   {where}{record.binary} run {model}   (or any client)")
         click.echo("  look  tiering status")
+        if page:
+            with unharmed(report.warn, "no page is served"):
+                click.echo(f"  page  {address_of_page(page)}")
         click.echo(f"  logs  {'  '.join(logs_of(record))}")
         click.echo(_CTRL_C)
     if not request.why_stock:
