@@ -27,6 +27,7 @@ LONGEST = (  # 30 seconds of a processor, or of waiting, and more
     "tests/integration/test_demo.py",
     "tests/integration/test_up_unharmed.py",
     "tests/integration/test_start_script.py",
+    "tests/unit/web/test_browser.py",
     "tests/unit/cli/test_store_tools.py",
     "tests/unit/cli/test_why.py",
     "tests/unit/sidecar/test_server.py",

@@ -181,6 +181,7 @@ def _print(outcome: DemoOutcome, seconds: float) -> None:
         console.print(
             f"Restored answers are identical, bit for bit. The demonstration took {seconds:.0f} s."
         )
+        console.print("With your own prompts: tiering up --web, which shows them in a browser.")
 
 
 def _note(outcome: DemoOutcome) -> str:

@@ -117,6 +117,8 @@ def test_the_wheel_carries_what_it_needs_and_no_junk(made: Made) -> None:
     assert parts == {"cuda", "include", "reference", "shim", "sources.txt", "src"}
     ours = {f"ollama_tiering/_llama_server/{path}" for path in of_llama_server()}
     assert ours <= set(names)
+    page = {f"ollama_tiering/web/static/{name}" for name in ("app.js", "index.html", "style.css")}
+    assert page <= set(names)
     assert not [name for name in names if "__pycache__" in name or name.endswith((".o", ".pyc"))]
 
 

@@ -4,12 +4,12 @@ import { get } from "/api.js";
 import { PARTS, bars, legend, strip } from "/charts.js";
 import { age, clock, count, duration, el, number, share, size, table } from "/dom.js";
 
-const SHOWN_REQUESTS = 12;
+const SHOWN_REQUESTS = 10;
 const CHART_REQUESTS = 60;
 const WORTH_SECONDS = 10;
 
 export async function now(main) {
-  const sections = ["notes", "figures", "requests", "tiers", "models"].map((name) => el("section", { id: name }));
+  const sections = ["notes", "figures", "chart", "tiers", "requests", "models"].map((name) => el("section", { id: name }));
   const drawn = new Map();
   const draw = (section, value, children) => {
     const text = JSON.stringify(value);
@@ -19,10 +19,11 @@ export async function now(main) {
   };
   const look = async () => {
     const { status, flow, requests } = await get("live");
-    const [notes, figures, last, tiers, models] = sections;
+    const [notes, figures, chart, tiers, last, models] = sections;
     draw(notes, notesOf(status), (lines) => lines.map((line) => el("p", { class: "note" }, line)));
     draw(figures, [status.model_uses, status.saved_seconds, status.partings], () => figuresOf(status));
-    draw(last, requests, requestsOf);
+    draw(chart, requests, chartOf);
+    draw(last, requests.slice(0, SHOWN_REQUESTS), requestsOf);
     draw(tiers, [status.tiers, flow, status.queued_demotions], () => tiersOf(status, flow));
     draw(models, [status.model_uses, status.runners], () => modelsOf(status));
     return `tiering ${status.version}, ${clock(Date.now() / 1000)}`;
@@ -67,19 +68,22 @@ function figuresOf({ model_uses: uses, saved_seconds: saved }) {
 const partsOf = (request) =>
   ({ memory: request.memory_tokens, restored: request.restored_tokens, computed: request.computed_tokens });
 
-function requestsOf(requests) {
-  const heading = el("h2", {}, "Last requests");
-  if (!requests.length) return [heading, el("p", { class: "quiet" }, "No request has ended since this page's server began.")];
+function chartOf(requests) {
+  if (!requests.length) return [el("p", { class: "quiet" }, "No request has ended since this page's server began.")];
   const items = requests.slice(0, CHART_REQUESTS).reverse().map((request) => ({
     parts: partsOf(request),
     hint: `${clock(request.unix_seconds)} ${request.model}: ${Object.entries(partsOf(request))
       .map(([kind, value]) => `${kind} ${number(value)}`).join(", ")}`,
   }));
   const ends = [`from ${items[0].hint.slice(0, 8)}`, `to ${items.at(-1).hint.slice(0, 8)}`];
+  return [bars("Prompt tokens of the last requests", items, { words: (value) => count(value, "token"), ends, places: 30 })];
+}
+
+function requestsOf(requests) {
+  if (!requests.length) return [];
   const before = (request) => (request.unseen ? `(${request.unseen} more before) ` : "");
   return [
-    heading,
-    bars("Prompt tokens of each request", items, { words: (value) => count(value, "token"), ends, places: 30 }),
+    el("h2", {}, "Last requests"),
     table([
       ["Ended", (request) => clock(request.unix_seconds)],
       ["Model", (request) => request.model],
@@ -89,7 +93,7 @@ function requestsOf(requests) {
       ["Computed", (request) => number(request.computed_tokens), "right"],
       ["Saved", (request) => savedOf(request.seconds_saved), "right"],
       ["Why not more", (request) => before(request) + request.why, "long"],
-    ], requests.slice(0, SHOWN_REQUESTS), "Last requests"),
+    ], requests, "Last requests"),
   ];
 }
 
@@ -100,13 +104,12 @@ function tiersOf(status, flow) {
     .map(([words, rate]) => `${words} ${size(Math.round(rate))}/s`);
   if (status.queued_demotions) moves.push(`${size(status.queued_bytes)} still to be written to the disk`);
   return [
-    el("h2", {}, "Tiers"),
+    el("h2", {}, "Tiers", el("small", { class: "quiet" }, moves.join(", "))),
     el("div", { class: "tiers" }, status.tiers.map((tier) => el("div", {},
       el("p", {}, el("b", {}, tier.tier), el("span", {}, `${size(tier.used_bytes)} of ${size(tier.budget_bytes)}`)),
       strip(`${tier.tier}: used`, tier.budget_bytes, [["restored", tier.used_bytes]]),
       el("p", { class: "quiet" }, el("span", {}, count(tier.blocks, "block")),
         el("span", {}, tier.read_bytes_per_second ? `read ${size(Math.round(tier.read_bytes_per_second))}/s` : ""))))),
-    el("p", { class: "quiet" }, moves.join(", ") || "nothing is being moved"),
   ];
 }
 

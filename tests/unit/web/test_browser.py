@@ -193,7 +193,7 @@ def test_a_request_that_ends_is_seen_without_a_hand(
     tab: BrowserTab, url: str, stage: Stage
 ) -> None:
     show(tab, url, "now")
-    many = "document.querySelectorAll('#requests g').length"
+    many = "document.querySelectorAll('#chart g').length"
     before = tab.value(many)
     stage.ask("<|im_start|>user\nlive?<|im_end|>\n" * 9)
     tab.wait(f"{many} === {before + 1}", seconds=10)

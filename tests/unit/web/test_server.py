@@ -118,3 +118,11 @@ def test_a_long_request_is_not_read_to_its_end() -> None:
     answer = visitor.client.post("/api/remove", content=b" " * (1 << 20), headers=OWN)
     assert answer.status_code == 413
     assert visitor.data.changes == []
+
+
+def test_the_picture_in_the_readme_is_small() -> None:
+    picture = STATIC.parents[2] / "docs/web.png"
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) <= 150_000
+    assert "](docs/web.png)" in (STATIC.parents[2] / "README.md").read_text(encoding="utf-8")
