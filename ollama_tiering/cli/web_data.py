@@ -50,7 +50,7 @@ class SidecarData:
     def watch(self, ended: threading.Event) -> None:
         """Looks now and then, so that requests are seen that end while no page is open."""
         while not ended.is_set():
-            with suppress(TieringError):  # a sidecar may come
+            with suppress(TieringError, OSError):  # a sidecar may come
                 self._look()
             open_now = time.monotonic() - self._asked < _WATCHED_SECONDS
             ended.wait(_LOOK_SECONDS if open_now else _IDLE_SECONDS)

@@ -63,9 +63,11 @@ class Door:
 
     @property
     def first_address(self) -> str:
-        """What a person opens: with the token, unless only this machine can."""
+        """What a person opens: with the token where others can open it, or root, who has no
+        browser, serves it.
+        """
         url = f"{self.address.url}/"
-        return url if self.is_local else f"{url}?token={self.token}"
+        return url if self.is_local and self.user else f"{url}?token={self.token}"
 
     def knows_host(self, host: str) -> bool:
         """Whether a Host header is this server's. Elsewhere the token, which another name's page

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ollama_tiering.errors import ServiceError, TieringError, UsageError
@@ -116,13 +116,16 @@ def _changed(name: str, change: Callable[[Document], Document]) -> Route:
 
 def _answer(value: Callable[[], Document]) -> Response:
     try:
-        return JSONResponse(value())
+        return _json(value())
     except UsageError as error:
         return _error(error, 400)
     except ServiceError as error:
         return _error(error, 503)
     except TieringError as error:
         return _error(error, 409)
+    except Exception as error:  # whatever it is, the page says it
+        said = f"unexpected {type(error).__name__}: {error}"
+        return _error(TieringError(said, hint="the command in a terminal says more"), 500)
 
 
 def _bad(message: str) -> UsageError:
@@ -130,7 +133,12 @@ def _bad(message: str) -> UsageError:
 
 
 def _error(error: TieringError, status: int) -> Response:
-    return JSONResponse({"error": error.message, "hint": error.hint}, status_code=status)
+    return _json({"error": error.message, "hint": error.hint}, status)
+
+
+def _json(value: Document, status: int = 200) -> Response:
+    """In ASCII: a path may hold bytes that are no text."""
+    return Response(json.dumps(value), status, media_type="application/json")
 
 
 def _said(body: bytes) -> Document:

@@ -7,14 +7,22 @@ import { config, doctor, report, why } from "/pages.js";
 
 const PAGES = { now, conversations, why, report, doctor, config };
 const LOOK_MILLISECONDS = 1000;
+const SAID_MILLISECONDS = 12000;
 const main = document.getElementById("main");
 const state = document.getElementById("state");
+const sentence = document.getElementById("said");
 let shown = { name: "", look: null };
+let hush = 0;
 
-const say = (words) => { state.textContent = words || ""; };
+// What was done, for a while. What is true of the page stands in `state`, and is read to nobody each second.
+function say(words) {
+  clearTimeout(hush);
+  sentence.textContent = words;
+  hush = setTimeout(() => { sentence.textContent = ""; }, SAID_MILLISECONDS);
+}
 
 function complain(error) {
-  say("");
+  state.textContent = "";
   const lines = [el("p", {}, error.message), error.hint ? el("p", { class: "quiet" }, error.hint) : null];
   main.replaceChildren(el("section", { class: "error", role: "alert" }, lines.filter(Boolean)));
 }
@@ -24,11 +32,15 @@ async function open() {
   const page = (shown = { name, look: null });
   for (const link of document.querySelectorAll("nav a")) {
     const current = link.hash === `#${name}`;
-    link.toggleAttribute("aria-current", current);
-    if (!current) continue;
+    if (!current) {
+      link.removeAttribute("aria-current");
+      continue;
+    }
+    link.setAttribute("aria-current", "page");
     document.title = `${link.textContent} – tiering`;
     link.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
+  sentence.textContent = "";
   main.setAttribute("aria-busy", "true");
   try {
     const fresh = el("div", {});
@@ -36,7 +48,7 @@ async function open() {
     if (shown !== page) return;
     main.replaceChildren(fresh);
     page.look = look || null;
-    say(said);
+    state.textContent = said || "";
     performance.mark(`shown ${name}`);
   } catch (error) {
     if (shown === page) complain(error);
@@ -52,7 +64,7 @@ async function look() {
   try {
     if (!page.look) return await open();
     const said = await page.look();
-    if (shown === page) say(said);
+    if (shown === page) state.textContent = said;
   } catch (error) {
     if (shown !== page) return;
     page.look = null;

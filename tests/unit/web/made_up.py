@@ -7,7 +7,6 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from ollama_tiering.errors import TieringError
 from ollama_tiering.launch.address import Address
 from ollama_tiering.web.security import Door
 from ollama_tiering.web.server import application
@@ -25,12 +24,13 @@ class MadeUpData:
     def __init__(self) -> None:
         self.changes: list[Any] = []
         self.days: list[int] = []
-        self.error: TieringError | None = None
+        self.error: Exception | None = None
+        self.value: dict[str, Any] = {"secret": "what a prompt says"}
 
     def _said(self) -> dict[str, Any]:
         if self.error:
             raise self.error
-        return {"secret": "what a prompt says"}
+        return self.value
 
     def live(self) -> dict[str, Any]:
         return self._said()

@@ -33,17 +33,30 @@ DANGEROUS = "<img src=x onerror=alert(1)>"  # as words of a prompt
 _WORDS = ("fix the parser", "write a test", "explain this trace", "rename the flag", "why so slow")
 
 
-class Stage:
-    """`conversations` are stored; `days` are in the ledger, today's too. A context manager."""
+class RuledSidecar(SidecarProcess):
+    """`rules` follow its settings in the file."""
 
-    def __init__(self, root: Path, *, days: int = 0) -> None:
+    rules = ""
+
+    def environment(self) -> dict[str, str]:
+        found = super().environment()
+        file = self.root / "config" / "ollama-tiering" / "config.toml"
+        file.write_text(f"{file.read_text()}\n{self.rules}")
+        return found
+
+
+class Stage:
+    """`days` are in the ledger, today's too; `rules` as in config.toml. A context manager."""
+
+    def __init__(self, root: Path, *, days: int = 0, rules: str = "") -> None:
         self.root = root
         self.models = root / "models"
         self.files = {name: self._model(name) for name in MODELS}
         env = {"OLLAMA_MODELS": str(self.models), "HOME": str(root)}
         if days:
             self._days(days)
-        self.sidecar = SidecarProcess(root, env=env, ram_gb=0.5, local_gb=0.5)
+        self.sidecar = RuledSidecar(root, env=env, ram_gb=0.5, local_gb=0.5)
+        self.sidecar.rules = rules
         self._wires: list[GoWire] = []
 
     def __enter__(self) -> Stage:

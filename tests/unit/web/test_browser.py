@@ -166,7 +166,7 @@ def test_words_of_a_prompt_are_words(tab: BrowserTab, url: str) -> None:
 def test_a_conversation_is_pinned_kept_and_removed(tab: BrowserTab, url: str) -> None:
     show(tab, url, "conversations")
     search(tab, "part 500")
-    said = "document.getElementById('state').textContent"
+    said = "document.getElementById('said').textContent"
     button = "td.buttons button:nth-child({})".format
     tab.click(button(1))
     tab.wait(f"{said}.includes(' pinned: ')")

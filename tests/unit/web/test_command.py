@@ -87,9 +87,14 @@ def test_elsewhere_the_token_is_printed_in_the_address_and_lies_in_its_file(
     token = (state_dir() / FILE_NAME).read_text().strip()
     assert code == 0
     assert f"page: http://127.0.0.1:8000/?token={token}\n" in out
-    code, out, _ = run(capsys, "--listen", ":8000")
-    assert "page: http://127.0.0.1:8000/\n" in out
-    assert token not in out
+
+
+@pytest.mark.parametrize(("user", "shown"), [(1000, ""), (0, f"?token={TOKEN}")])
+def test_here_the_address_has_a_token_for_root_only_who_has_no_browser(
+    user: int, shown: str
+) -> None:
+    door = Door(Address(port=8000), TOKEN, user=user)
+    assert door.first_address == f"http://127.0.0.1:8000/{shown}"
 
 
 @pytest.mark.parametrize("word", ["x:y", "127.0.0.1:99999", "https://127.0.0.1"])

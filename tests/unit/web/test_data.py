@@ -14,7 +14,7 @@ from ollama_tiering import cli
 from ollama_tiering.cli.web_data import SidecarData
 from ollama_tiering.errors import ServiceError, TieringError, UsageError
 from tests.places import short_directory
-from tests.unit.web.stage import DANGEROUS, Stage
+from tests.unit.web.stage import DANGEROUS, MODELS, Stage
 
 CONVERSATIONS = 5
 
@@ -30,6 +30,10 @@ def stage() -> Iterator[Stage]:
 
 @pytest.fixture
 def data(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> SidecarData:
+    return data_of(stage, monkeypatch)
+
+
+def data_of(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> SidecarData:
     for name in [name for name in os.environ if name.startswith(("OLLAMA", "XDG_"))]:
         monkeypatch.delenv(name)
     for name, value in stage.environment().items():
@@ -116,6 +120,22 @@ def test_no_text_shows_nothing_of_a_prompt(data: SidecarData, stage: Stage) -> N
     assert "what" in labels
     assert not labels & {"stored", "prompt"}
     assert "text" in data.conversations()["chains"][0]
+
+
+def test_a_rule_keeps_the_text_of_its_model_from_the_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rule = f'[models."{MODELS[0].partition(":")[0]}"]\ntext = false\n'
+    with short_directory() as root, Stage(root, rules=rule) as made:
+        made.converse(4)
+        made.part()
+        data = data_of(made, monkeypatch)
+        texts = {(chain["model"], bool(chain["text"])) for chain in data.conversations()["chains"]}
+        assert (MODELS[0], True) not in texts
+        assert (MODELS[1], True) in texts
+        rows = [row for cause in data.why()["causes"] for row in cause["rows"]]
+        assert "a rule in config.toml forbids to show text of this model" in dict(rows).values()
+        assert not {label for label, _ in rows} & {"stored", "prompt"}
 
 
 def test_requests_that_end_are_noted_between_two_looks(data: SidecarData, stage: Stage) -> None:

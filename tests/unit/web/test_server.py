@@ -11,6 +11,7 @@ from ollama_tiering.errors import ConfigError, ServiceError, TieringError, Usage
 from tests.unit.web.made_up import ID, OWN, Visitor
 
 STATIC = Path(__file__).parents[3] / "ollama_tiering/web/static"
+_ELSE = "the command in a terminal says more"
 VALUES = ("live", "conversations", "why", "report", "doctor", "config")
 
 
@@ -50,15 +51,24 @@ def test_a_value_is_json(name: str) -> None:
         (TieringError("pinned", hint="tiering up"), 409),
         (ConfigError("bad", hint="tiering up"), 409),
         (UsageError("no such ID", hint="tiering up"), 400),
+        (OSError(5, "Input/output error"), 500),
     ],
 )
 @pytest.mark.parametrize("name", VALUES)
-def test_a_failure_has_its_cause_and_its_cure(name: str, error: TieringError, code: int) -> None:
+def test_a_failure_has_its_cause_and_its_cure(name: str, error: Exception, code: int) -> None:
     visitor = Visitor()
     visitor.data.error = error
     answer = visitor.client.get(f"/api/{name}")
     assert answer.status_code == code
-    assert answer.json() == {"error": error.message, "hint": "tiering up"}
+    assert str(error) in answer.json()["error"]
+    assert answer.json()["hint"] == (_ELSE if code == 500 else "tiering up")
+    assert answer.headers["cache-control"] == "no-store"
+
+
+def test_bytes_that_are_no_text_are_answered() -> None:
+    visitor = Visitor()
+    visitor.data.value = {"directory": "/tmp/\udcff"}
+    assert visitor.client.get("/api/live").json() == visitor.data.value
 
 
 @pytest.mark.parametrize("days", ["1", "30", "400"])
