@@ -95,6 +95,8 @@ def test_here_the_address_has_a_token_for_root_only_who_has_no_browser(
 ) -> None:
     door = Door(Address(port=8000), TOKEN, user=user)
     assert door.first_address == f"http://127.0.0.1:8000/{shown}"
+    everywhere = Door(Address("0.0.0.0", 8000), TOKEN, user=user)
+    assert everywhere.first_address == f"http://127.0.0.1:8000/?token={TOKEN}"
 
 
 @pytest.mark.parametrize("word", ["x:y", "127.0.0.1:99999", "https://127.0.0.1"])

@@ -12,7 +12,9 @@ import pytest
 
 from ollama_tiering import cli
 from ollama_tiering.cli.web_data import SidecarData
+from ollama_tiering.client.admin_client import SidecarAdministration
 from ollama_tiering.errors import ServiceError, TieringError, UsageError
+from ollama_tiering.store.values import Listing
 from tests.places import short_directory
 from tests.unit.web.stage import DANGEROUS, MODELS, Stage
 
@@ -113,13 +115,24 @@ def test_what_why_prints(data: SidecarData, capsys: pytest.CaptureFixture[str]) 
     assert shown["last_line"] in text
 
 
-def test_no_text_shows_nothing_of_a_prompt(data: SidecarData, stage: Stage) -> None:
+def test_no_text_shows_nothing_of_a_prompt(
+    data: SidecarData, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     private = SidecarData(stage.sidecar.socket, text=False)
+    asked = []
+
+    def listing(self: SidecarAdministration, *, words: bool) -> Listing:
+        asked.append(words)
+        return whole(self, words=words)
+
+    whole = SidecarAdministration.listing
+    monkeypatch.setattr(SidecarAdministration, "listing", listing)
     assert not any("text" in chain for chain in private.conversations()["chains"])
     labels = {label for cause in private.why()["causes"] for label, _ in cause["rows"]}
     assert "what" in labels
     assert not labels & {"stored", "prompt"}
     assert "text" in data.conversations()["chains"][0]
+    assert asked == [False, True]  # and no tokens of it are asked for
 
 
 def test_a_rule_keeps_the_text_of_its_model_from_the_page(
