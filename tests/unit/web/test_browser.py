@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
 from ollama_tiering.cli.store_options import age
 from ollama_tiering.config import format_size
+from ollama_tiering.launch.address import free_address
 from ollama_tiering.protocol.seconds_saved import duration
+from ollama_tiering.web.security import Door
+from ollama_tiering.web.server import application
 from tests import browser
 from tests.browser import BrowserTab
 from tests.places import short_directory
 from tests.unit.web.axe import axe_script
+from tests.unit.web.made_up import TOKEN, MadeUpData
 from tests.unit.web.stage import DANGEROUS, Stage, page
 
 CONVERSATIONS = 1000
@@ -253,6 +260,43 @@ def test_numbers_are_written_as_the_commands_write_them(tab: BrowserTab, url: st
     )
     assert words[:2] == [list(map(format_size, sizes)), list(map(duration, seconds))]
     assert words[2] == [age(now - one - 0.5) for one in ago]
+
+
+def test_the_token_lets_in_once_and_for_all_and_no_script_sees_it(
+    chromium: browser.Browser,
+) -> None:
+    """Served here, but as if by another user."""
+    address = free_address()
+    door = Door(address, TOKEN, user=os.geteuid() + 1)
+    settings = uvicorn.Config(
+        application(MadeUpData(), door),
+        *(address.host, address.port),
+        log_level="error",
+        lifespan="off",
+        ws="none",
+    )
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    status = "fetch('/api/config').then((answer) => answer.status)"
+    try:
+        stranger, guest = chromium.tab(), chromium.tab()
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.02)
+        stranger.open(f"{address.url}/")
+        assert "this page needs its token" in stranger.text()
+        assert stranger.value(status) == 401
+        guest.open(f"{address.url}/?token={TOKEN}")
+        guest.wait("document.querySelector('nav') !== null")
+        assert guest.value("location.href") == f"{address.url}/"
+        assert guest.value(status) == 200
+        assert guest.value("document.cookie") == ""
+        guest.open(f"{address.url}/")
+        assert guest.value(status) == 200
+    finally:
+        server.should_exit = True
+        thread.join(20)
 
 
 def test_without_a_sidecar_the_page_says_so_and_comes_back(
