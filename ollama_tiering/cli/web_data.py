@@ -65,15 +65,16 @@ class SidecarData:
             "requests": [asdict(request) for request in list(seen.requests)],
         }
 
-    def conversations(self) -> Document:
+    def conversations(self, most: int | None = None) -> Document:
         with self._admin() as admin:
             listing = admin.listing(words=self._text)
-        chains = sorted(listing.chains, key=lambda chain: -chain.last_use)
+        summary = ls.summary(listing, shown=len(listing.chains), blocks=False)
+        chains = sorted(listing.chains, key=lambda chain: -chain.last_use)[:most]
         with self._reading:
             texts = ls.texts_of(listing, chains, self._words) if self._text else None
         useless = ls.useless_in(listing, self._socket)
         found = ls.document(listing, chains, ls.labels_of(listing), texts, useless, blocks=False)
-        return found | {"summary": ls.summary(listing, shown=len(chains), blocks=False)}
+        return found | {"summary": summary}
 
     def why(self) -> Document:
         with self._admin() as admin:

@@ -31,7 +31,7 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 _ID: Final = re.compile(r"[0-9a-f]{64}")
-_MOST_DAYS: Final = 400
+_MOST: Final = 400  # days, and conversations of a first look
 _MAX_BODY_BYTES: Final = 4096
 _BACKLOG: Final = 128
 _MOST_CONNECTIONS: Final = 64
@@ -42,9 +42,9 @@ def application(data: PageData, door: Door) -> Starlette:
     routes = [
         *(_file(path) for path in sorted(_STATIC.iterdir())),
         _shown("live", lambda _: data.live()),
-        _shown("conversations", lambda _: data.conversations()),
+        _shown("conversations", lambda request: data.conversations(_number(request, "most"))),
         _shown("why", lambda _: data.why()),
-        _shown("report", lambda request: data.report(_days(request))),
+        _shown("report", lambda request: data.report(_number(request, "days") or 30)),
         _shown("doctor", lambda _: data.doctor()),
         _shown("config", lambda _: data.config()),
         _changed("pin", lambda said: data.pin(_id(said), unpin=_flag(said, "unpin"))),
@@ -167,8 +167,11 @@ def _flag(said: Document, name: str) -> bool:
     return found
 
 
-def _days(request: Request) -> int:
-    said = request.query_params.get("days", "30")
-    if not (said.isascii() and said.isdigit() and 1 <= int(said[:9]) <= _MOST_DAYS):
-        raise _bad(f"days is a number from 1 to {_MOST_DAYS}")
+def _number(request: Request, name: str) -> int | None:
+    """None if the request does not say it."""
+    said = request.query_params.get(name)
+    if said is None:
+        return None
+    if not (said.isascii() and said.isdigit() and 1 <= int(said[:9]) <= _MOST):
+        raise _bad(f"{name} is a number from 1 to {_MOST}")
     return int(said)

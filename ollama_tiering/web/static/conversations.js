@@ -13,7 +13,7 @@ const SORTS = {
 };
 
 export async function conversations(main, say) {
-  let found = await get("conversations");
+  let found = await get(`conversations?most=${AT_ONCE}`);  // the first picture waits for no more
   let most = AT_ONCE;
   const again = () => { most = AT_ONCE; draw(); };
   const search = el("input", { type: "search", placeholder: "words, model or ID", "aria-label": "Search", oninput: again });
@@ -74,10 +74,13 @@ export async function conversations(main, say) {
   }
 
   draw();
+  if (found.stored.chains > AT_ONCE) {
+    get("conversations").then((all) => { found = all; draw(); performance.mark("all conversations"); });
+  }
   main.replaceChildren(
     el("form", { class: "tools", onsubmit: (event) => event.preventDefault() }, search, sort, el("label", {}, pinned, " only pinned")),
     summary, list);
-  return { said: count(found.chains.length, "conversation") };
+  return { said: count(found.stored.chains, "conversation") };
 }
 
 // `ram 3/24 local`: a tier without a number has all of it.

@@ -24,6 +24,7 @@ class MadeUpData:
     def __init__(self) -> None:
         self.changes: list[Any] = []
         self.days: list[int] = []
+        self.most: list[int | None] = []
         self.error: Exception | None = None
         self.value: dict[str, Any] = {"secret": "what a prompt says"}
 
@@ -35,7 +36,8 @@ class MadeUpData:
     def live(self) -> dict[str, Any]:
         return self._said()
 
-    def conversations(self) -> dict[str, Any]:
+    def conversations(self, most: int | None = None) -> dict[str, Any]:
+        self.most.append(most)
         return self._said()
 
     def why(self) -> dict[str, Any]:

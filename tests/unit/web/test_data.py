@@ -74,6 +74,8 @@ def test_what_ls_prints(data: SidecarData, capsys: pytest.CaptureFixture[str]) -
     summary = shown.pop("summary")
     assert shown == printed(capsys, "ls")
     assert len(shown["chains"]) >= CONVERSATIONS
+    some = data.conversations(2)
+    assert (some["chains"], some["summary"]) == (shown["chains"][:2], summary)
     assert summary.startswith(f"{len(shown['chains'])} conversations, ")
 
 

@@ -85,6 +85,14 @@ def test_what_is_no_number_of_days_is_refused(days: str) -> None:
     assert visitor.data.days == []
 
 
+def test_a_first_look_is_at_some_conversations() -> None:
+    visitor = Visitor()
+    assert visitor.code("/api/conversations?most=100") == 200
+    assert visitor.code("/api/conversations") == 200
+    assert visitor.code("/api/conversations?most=all") == 400
+    assert visitor.data.most == [100, None]
+
+
 def test_changes_are_passed_on() -> None:
     visitor = Visitor()
     said = [("pin", {"unpin": True}), ("pin", {}), ("remove", {}), ("remove", {"dry_run": False})]
