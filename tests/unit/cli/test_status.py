@@ -114,12 +114,12 @@ def test_what_a_model_was_loaded_with_is_told_by_the_names_of_options() -> None:
         pb.RunnerReport(pid=3, model="m", tiered=True),
     ]
     answer = adm.StatResponse(version="1", runners=runners)
-    told = [line for line in status._lines(Path("s"), answer) if "settings" in line]
+    told = [line for line in status.lines(Path("s"), answer) if "settings" in line]
     assert told == [
         "  settings: num_ctx 4,096, 2 slots, num_batch 512, num_thread 8",
         "  settings: 1 slot",
     ]
-    said = [one["settings"] for one in status._document(Path("s"), answer)["runners"]]
+    said = [one["settings"] for one in status.document(Path("s"), answer)["runners"]]
     assert said[0] == {"num_ctx": 4096, "slots": 2, "num_batch": 512, "num_thread": 8}
     assert said[2] is None
 
