@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import Any, Final, Self
 
+from ollama_tiering.config import count
 from ollama_tiering.protocol.seconds_saved import Saved
 from ollama_tiering.protocol.shortfalls import NONE, Shortfalls
 from ollama_tiering.protocol.shortfalls import name as reason_name
@@ -197,8 +198,8 @@ def _log(report: pb.RunnerReport, model: str, more: Counts) -> None:
         return
     short = more.recomputed_tokens > more.requests  # the last token of each is always computed
     log.info(
-        "%s: model=%s pid=%d prompt=%d in_memory=%d restored=%d computed=%d why=%s",
-        "request ended" if more.requests == 1 else f"{more.requests} requests ended",
+        "%s ended: model=%s pid=%d prompt=%d in_memory=%d restored=%d computed=%d why=%s",
+        count(more.requests, "request"),
         *(model, report.pid, more.prompt_tokens, more.memory_tokens, more.restored_tokens),
         more.recomputed_tokens,
         reason_name(report.last_request.shortfall) if short else "-",

@@ -48,7 +48,7 @@ def test_each_request_that_ends_is_a_line_of_the_log(caplog: pytest.LogCaptureFi
     with caplog.at_level("INFO", logger=module.__name__):
         booked(report(1, last_request=last), report(1), report(3, restored=640, last_request=last))
     one, two = (record.getMessage() for record in caplog.records)
-    assert one.startswith("request ended: model=")
+    assert one.startswith("1 request ended: model=")
     assert one.endswith("computed=50 why=ends")
     assert two.startswith("2 requests ended: model=")
     assert "prompt=940 in_memory=200 restored=640 computed=100 why=ends" in two
