@@ -32,7 +32,7 @@ WORDS: Final[dict[int, str]] = {
     pb.SHORTFALL_NO_CELLS: "free cells are missing",
     pb.SHORTFALL_SHIFTED: "what is in memory is not exact any more (context shift)",
     pb.SHORTFALL_MEMORY_GONE: "what was in memory was gone when its turn came",
-    pb.SHORTFALL_NOT_LOOKED_UP: "not looked up (an image in it, or its client had gone)",
+    pb.SHORTFALL_NOT_LOOKED_UP: "not looked up (image, other LoRA scales, or its client had gone)",
     pb.SHORTFALL_NOT_TEXT: "only what comes before an image is looked up: up to the first",
     pb.SHORTFALL_FAILED: "restoring failed, Ollama's log says how",
     pb.SHORTFALL_WINDOW_MISSING: "no sliding window is stored for where the match ends",

@@ -1,6 +1,7 @@
 #include "kvt_describe.h"
 
 #include "kvt_cache.h"
+#include "kvt_given.h"
 #include "kvt_identity.h"
 #include "kvt_objects.h"
 #include "kvt_refused.h"
@@ -198,7 +199,7 @@ void add_layers(hello & said, const std::vector<plane> & planes, uint32_t window
 
 } // namespace
 
-hello describe_server(const common_params & params, llama_context * ctx, drafts drafting, const loaded_files & loaded) {
+hello describe_server(const common_params & params, llama_context * ctx, drafts drafting, const used_files & loaded) {
     hello said;
     std::vector<plane> planes;
     said.unsupported = why_not(params, ctx, drafting, loaded, planes);
@@ -209,13 +210,15 @@ hello describe_server(const common_params & params, llama_context * ctx, drafts 
     if (!said.unsupported.empty()) {
         return said;
     }
-    said.files.push_back(loaded.model); // what is in it decides, whatever it is called
-    if (!loaded.projector.path.empty()) {
-        if (!(loaded.projector == loaded.model)) { // an image's encoder may lie in the model's own file
-            said.files.push_back(loaded.projector);
-        }
+    for (const auto & one : loaded) { // what is in them decides, whatever they are called
+        said.files.push_back(one.file);
+    }
+    if (!params.mmproj.path.empty()) {
         said.fields.emplace_back("projector", projector(params));
     }
+    said.fields.emplace_back("adapters", adapters_of(params));
+    said.fields.emplace_back("vectors", vectors_of(params));
+    said.fields.emplace_back("overrides", overrides_of(params));
     said.fields.emplace_back("rope", (long_context(cparams) ? "long " : "short ") + rope(cparams));
     const bool transposed = std::any_of(planes.begin(), planes.end(), [](const plane & one) { return one.transposed; });
     said.fields.emplace_back("v", transposed ? "transposed" : "");
@@ -231,7 +234,7 @@ hello describe_server(const common_params & params, llama_context * ctx, drafts 
             placed += string(one.pattern) + " " + ggml_backend_buft_name(one.buft) + ", ";
         }
     }
-    said.fields.emplace_back("placed", placed);
+    said.fields.emplace_back("placed", as_value(placed));
     said.fields.emplace_back("placement", placement(params));
     said.fields.emplace_back("variables", variables());
     said.fields.emplace_back("salt", variable("OLLAMA_KV_TIER_SALT")); // the sidecar keeps its digest only

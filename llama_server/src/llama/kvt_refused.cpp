@@ -1,8 +1,8 @@
 #include "kvt_refused.h"
 
 #include "kvt_complete.h"
+#include "kvt_given.h"
 #include "kvt_kinds.h"
-#include "kvt_loaded.h"
 
 #include "common.h"
 #include "ggml-backend.h"
@@ -17,10 +17,6 @@ using std::string;
 
 string base_name(const string & path) { return path.substr(path.rfind('/') + 1); }
 
-bool named_by_digest(const string & name) {
-    return name.rfind("sha256-", 0) == 0 && name.size() == 71 && name.find_first_not_of("0123456789abcdef", 7) == string::npos;
-}
-
 drafts drafting_of(llama_context * ctx, llama_context * draft, bool speculates) {
     if (draft == nullptr) {
         return speculates ? drafts::of_tokens : drafts::none;
@@ -28,7 +24,7 @@ drafts drafting_of(llama_context * ctx, llama_context * draft, bool speculates) 
     return draft->get_cparams().ctx_other == ctx && holds_nothing(draft) ? drafts::of_tokens : drafts::of_rows;
 }
 
-string why_not(const common_params & params, llama_context * ctx, drafts drafting, const loaded_files & loaded, std::vector<plane> & planes) {
+string why_not(const common_params & params, llama_context * ctx, drafts drafting, const used_files & loaded, std::vector<plane> & planes) {
     string why;
     const auto parts = parts_of(ctx, why);
     if (parts.rows == nullptr) {
@@ -53,24 +49,14 @@ string why_not(const common_params & params, llama_context * ctx, drafts draftin
     if (parts.states && params.n_ctx_checkpoints <= 0) {
         return "checkpoints are turned off (--ctx-checkpoints 0)";
     }
-    if (!params.lora_adapters.empty()) {
-        return "LoRA adapters";
+    if (waits_for_tokens(params)) {
+        return "LoRA adapters that are applied from some tokens on";
     }
-    if (!params.control_vectors.empty()) {
-        return "control vectors";
+    if (loaded.size() > most_files) {
+        return "more than " + std::to_string(most_files) + " files";
     }
-    if (!params.kv_overrides.empty()) {
-        return "overridden values of the model's file";
-    }
-    const string model = base_name(params.model.path);
-    if (!named_by_digest(model) && model.find("-of-") != string::npos) {
-        return "a model of several files";
-    }
-    if (loaded.model.path.empty() || !(loaded.model == look_at(params.model.path))) {
-        return "the model's file is another one than when it was loaded";
-    }
-    if (!params.mmproj.path.empty() && (loaded.projector.path.empty() || !(loaded.projector == look_at(params.mmproj.path)))) {
-        return "the projector's file is another one than when it was loaded";
+    if (const string changed = why_changed(loaded, look_at_files(params)); !changed.empty()) {
+        return changed;
     }
     if (share_cells(ctx, parts)) {
         // A window's cells follow from positions only where one slot has them alone. What moves a slot's rows moves those that another

@@ -1,8 +1,8 @@
-// Why a model is not tiered, and what its file is known by.
+// Why a model is not tiered.
 #pragma once
 
 #include "kvt_cache.h"
-#include "kvt_messages.h"
+#include "kvt_loaded.h"
 
 #include <string>
 #include <vector>
@@ -22,19 +22,10 @@ enum class drafts {
 // `draft`: the context of a draft, or nullptr.
 drafts drafting_of(llama_context * ctx, llama_context * draft, bool speculates);
 
-// What the server computes with.
-struct loaded_files {
-    loaded_file model;
-    loaded_file projector; // of images; without a path: there is none
-};
-
 std::string base_name(const std::string & path);
-
-// A name that says what is in the file, as those of Ollama's blobs.
-bool named_by_digest(const std::string & name);
 
 // Empty if it is tiered: then `planes` has what is stored of it. `loaded` are the files as they were before they were read. For
 // the others, see describe_server().
-std::string why_not(const common_params & params, llama_context * ctx, drafts drafting, const loaded_files & loaded, std::vector<plane> & planes);
+std::string why_not(const common_params & params, llama_context * ctx, drafts drafting, const used_files & loaded, std::vector<plane> & planes);
 
 } // namespace kvt

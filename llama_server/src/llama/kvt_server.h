@@ -6,9 +6,9 @@
 #include "kvt_cache.h"
 #include "kvt_checkpoints.h"
 #include "kvt_describe.h"
+#include "kvt_given.h"
 #include "kvt_keeper.h"
 #include "kvt_kinds.h"
-#include "kvt_loaded.h"
 #include "kvt_own_cache.h"
 #include "kvt_pinned.h"
 #include "kvt_refused.h"
@@ -50,8 +50,7 @@ public:
             path_ = given_;
             loaded_ = {};
             if (!path_.empty()) {
-                loaded_.model     = look_at(params.model.path);
-                loaded_.projector = params.mmproj.path.empty() ? loaded_file() : look_at(params.mmproj.path);
+                loaded_ = look_at_files(params);
             }
         } catch (const std::exception &) { // there is no memory
             path_.clear();
@@ -249,6 +248,7 @@ private:
     // With the first prompt: only then all is known that the rows depend on.
     bool connect(const server_slot & slot, const common_params & params) {
         if (links_.saver == nullptr) {
+            adapters_ = params.lora_adapters;
             const hello said = describe_server(params, slot.ctx_tgt, drafting_of(slot.ctx_tgt, slot.ctx_dft, slot.spec != nullptr), loaded_);
             std::string why;
             const auto parts = parts_of(slot.ctx_tgt, why);
@@ -285,7 +285,7 @@ private:
             own.goes_on = goes_on_after(slot.ctx_tgt, slot.id, slot.prompt.checkpoints, own.have, (uint32_t) task.tokens.size(), own.text);
         }
         links_.restorer->drop(slot.id);
-        if (!task.need_logits() || !slot.lora.empty()) {
+        if (!task.need_logits()) {
             return;
         }
         own.wait((uint32_t) task.tokens.size());
@@ -316,8 +316,12 @@ private:
 
     void look_up(std::vector<server_slot> & slots, const server_slot & slot, seat & own) {
         const uint32_t least = (*links_.look_up)->greeting().min_tokens;
+        const bool named = are_lora_equal(slot.lora, adapters_);
+        own.limit = named ? own.limit : 0; // what is computed with other scales has no name
         if (slot.task->params.n_cache_reuse > 0 && slot.prompt.tokens.size() > own.have) { // it moves rows, too, if there are others
             moves(slots, slot, own.have);
+            own.report.reason = shortfall_not_looked_up;
+        } else if (!named) {
             own.report.reason = shortfall_not_looked_up;
         } else if (own.text.size() < (size_t) own.goes_on + 1 + least) { // as the sidecar would say
             own.report.reason = own.text.size() > own.goes_on ? shortfall_too_short : shortfall_none;
@@ -376,7 +380,8 @@ private:
     server_queue & queue_;
     std::string given_; // by the variable
     std::string path_;
-    loaded_files loaded_; // before they were loaded
+    used_files loaded_; // before they were loaded
+    std::vector<common_adapter_lora_info> adapters_; // with the scales that are in the name of what is stored
     own_cache own_cache_;
     std::chrono::nanoseconds first_part_ {}; // a request is computed for so long before its first part is stored
     std::shared_ptr<block_memory> pinned_;

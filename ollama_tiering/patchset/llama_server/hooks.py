@@ -211,4 +211,13 @@ NEEDED: Final = (
     ),
     NeededText("common/common.h", "mtmd_batch_max_tokens", r"^ +int mtmd_batch_max_tokens\b"),
     NeededText("common/common.h", "image_max_tokens", r"^ +int image_max_tokens\b"),
+    NeededText(
+        *("common/common.h", "layers of a control vector"),
+        r"^ +int32_t control_vector_layer_start\b",
+    ),
+    NeededText(_TOKENS, "are_lora_equal", r"^bool are_lora_equal\("),
+    NeededText(
+        *("src/llama-adapter.h", "llama_adapter_loras"),
+        r"^using llama_adapter_loras = std::\w*map<",
+    ),
 )

@@ -91,6 +91,7 @@ server_tokens process_mtmd_prompt(mtmd_context * mctx, bool is_placeholder) {
     "tools/server/server-common.h": """\
     const mtmd::input_chunk_ptr & find_chunk(size_t idx) const;
     void push_back(const mtmd_input_chunk * chunk);
+bool are_lora_equal(
 """,
     "tools/mtmd/mtmd.h": """\
 MTMD_API struct mtmd_decoder_pos
@@ -127,6 +128,9 @@ MTMD_API struct mtmd_decoder_pos
     llama_kv_cache * get_base() const;
     llama_kv_cache * get_swa () const;
 """,
+    "src/llama-adapter.h": (
+        "using llama_adapter_loras = std::unordered_map<llama_adapter_lora *, float>;\n"
+    ),
     "src/llama-memory-hybrid.h": "    llama_kv_cache * get_mem_attn() const;\n",
     "common/common.h": """\
 struct common_prompt_checkpoint {
@@ -138,6 +142,7 @@ struct common_params {
     bool no_op_offload  = false;
     bool no_extra_bufts = false;
     bool no_host        = false;
+    int32_t control_vector_layer_start = -1;
     int image_max_tokens = -1;
     int mtmd_batch_max_tokens = 1024;
 };
