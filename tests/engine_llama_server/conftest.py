@@ -107,11 +107,11 @@ def sidecar() -> Iterator[SidecarProcess]:
 def start(
     patched: Path, stock: Path, model: Callable[[str], Path], tmp_path: Path
 ) -> Iterator[Starter]:
-    """Starts llama-server with a model, tiered if a sidecar is given."""
+    """Starts llama-server with a model, of a shape or in a file, tiered if a sidecar is given."""
     started: list[LlamaServer] = []
 
     def run(
-        shape: str,
+        shape: str | Path,
         *options: str,
         sidecar: SidecarProcess | None = None,
         env: Mapping[str, str | None] | None = None,
@@ -119,7 +119,8 @@ def start(
         engine = None if sidecar is None else sidecar.socket.with_name("s.engine")
         program = stock if sidecar is None else patched
         log = tmp_path / f"{len(started)}.log"
-        server = LlamaServer(program, model(shape), log, *options, sidecar=engine, env=env)
+        path = shape if isinstance(shape, Path) else model(shape)
+        server = LlamaServer(program, path, log, *options, sidecar=engine, env=env)
         started.append(server)
         return server.start()
 

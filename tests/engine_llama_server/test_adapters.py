@@ -1,94 +1,315 @@
-"""LoRA adapters: rows depend on them and on their scales, which a request may change. Such a server
-is refused by name, whatever it says of its adapters: nothing is stored, and nothing comes back.
+"""LoRA adapters: rows depend on what is in their files, and on their scales, which a request may
+change. Both are in the name of what is stored; with other scales nothing is stored or restored.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 
+from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from tests.damaged_file import flip_bit, put_right
+from tests.engine_llama_server.parts import make_adapter
 from tests.engine_llama_server.server import Answer, LlamaServer, Starter
-from tests.engine_llama_server.test_llama_server import WAYS, blocks_of, text, wait_stored
+from tests.engine_llama_server.test_damaged_model import stored, wait_reason
+from tests.engine_llama_server.test_llama_server import (
+    WAYS,
+    blocks_of,
+    report,
+    text,
+    wait_stored,
+)
+from tests.engine_llama_server.test_states import settled
 from tests.sidecar import SidecarProcess
 
 OPTIONS = (*WAYS["flash attention"], "-c", "2048")
-EMBD, K_V, RANK = 256, 128, 2  # of llama-tiny
 PROMPT = 300
 INVOCATION = [5, 6, 7]  # tokens from which on an adapter that waits for them is applied
 
-
-def make_adapter(path: Path, *, invocation: list[int] | None = None) -> Path:
-    """K and V of every layer, with seeded weights that move each logit."""
-    rng = np.random.default_rng(3)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_type("adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", float(RANK))
-    if invocation:
-        array, unsigned = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT32
-        writer.add_key_value("adapter.alora.invocation_tokens", invocation, array, unsigned)
-    for layer in range(2):
-        for name in ("attn_k", "attn_v"):
-            a = rng.standard_normal((RANK, EMBD), dtype=np.float32) / 4
-            b = rng.standard_normal((K_V, RANK), dtype=np.float32)
-            writer.add_tensor(f"blk.{layer}.{name}.weight.lora_a", a)
-            writer.add_tensor(f"blk.{layer}.{name}.weight.lora_b", b)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 WAYS_TO_LOAD = {
-    "applied": ("--lora", "{}"),
-    "scaled": ("--lora-scaled", "{}:0.5"),
-    "not applied at first": ("--lora", "{}", "--lora-init-without-apply"),
-    "applied from some tokens on": ("--lora", "{}"),
+    "applied": ("--lora", "{one}"),
+    "scaled": ("--lora-scaled", "{one}:0.5"),
+    "not applied at first": ("--lora", "{one}", "--lora-init-without-apply"),
+    "two": ("--lora-scaled", "{one}:0.5,{other}:1.5"),
+    "one of two": ("--lora-scaled", "{one}:0.5,{other}:0"),
+}
+OTHERS = {
+    "no adapter": (),
+    "another scale": ("--lora-scaled", "{one}:0.75"),
+    "another adapter": ("--lora", "{other}"),
+    "the other way round": ("--lora-scaled", "{other}:0.5,{one}:1.5"),
 }
 
 
+@pytest.fixture
+def rng() -> random.Random:
+    return random.Random(2)
+
+
+@pytest.fixture
+def adapters(tmp_path: Path) -> dict[str, Path]:
+    return {
+        name: make_adapter(tmp_path / f"{name}.gguf", seed=seed)
+        for seed, name in enumerate(("one", "other"))
+    }
+
+
+def given(words: tuple[str, ...], adapters: dict[str, Path]) -> tuple[str, ...]:
+    for name, path in adapters.items():
+        words = tuple(word.replace(f"{{{name}}}", str(path)) for word in words)
+    return (*OPTIONS, *words)
+
+
 @pytest.mark.parametrize("way", WAYS_TO_LOAD)
-def test_with_an_adapter_nothing_is_stored_and_nothing_comes_back(
-    start: Starter, sidecar: SidecarProcess, tmp_path: Path, way: str
+def test_after_a_kill_the_answer_is_that_of_the_resident_cache_and_others_find_nothing(
+    start: Starter,
+    sidecar: SidecarProcess,
+    rng: random.Random,
+    adapters: dict[str, Path],
+    way: str,
 ) -> None:
-    waits = INVOCATION if way == "applied from some tokens on" else None
-    adapter = make_adapter(tmp_path / "adapter.gguf", invocation=waits)
-    options = (*OPTIONS, *(word.format(adapter) for word in WAYS_TO_LOAD[way]))
-    rng = random.Random(2)
+    options = given(WAYS_TO_LOAD[way], adapters)
+    prompt, more = text(rng, PROMPT), text(rng, 40, first=3)
+    resident = start(*options)
+    first = resident.complete(prompt)
+    hit = resident.complete([*prompt, *more])
+    assert hit.cached == PROMPT
+    resident.kill()
+    plain = start(*OPTIONS)
+    assert plain.complete(prompt) != first  # it does something
+    plain.kill()
+
+    tiered = start(*options, sidecar=sidecar)
+    assert tiered.complete(prompt) == first
+    wait_stored(sidecar, tiered, blocks_of(PROMPT))
+    tiered.kill()
+    for name, other in OTHERS.items():
+        server = start(*given(other, adapters), sidecar=sidecar)
+        assert server.complete([*prompt, *more]).cached == 0, name
+        assert report(sidecar, server, 1).restored_tokens == 0
+        server.kill()
+    again = start(*options, sidecar=sidecar)
+    assert again.complete([*prompt, *more]) == hit
+    assert report(sidecar, again, 1).restored_tokens == PROMPT
+
+
+def test_another_adapter_under_the_same_name_finds_nothing(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random, adapters: dict[str, Path]
+) -> None:
+    options = given(WAYS_TO_LOAD["applied"], adapters)
+    prompt = text(rng, PROMPT)
+    data = adapters["one"].read_bytes()
+
+    def cached(blocks: int) -> int:
+        server = start(*options, sidecar=sidecar)
+        found = server.complete(prompt).cached
+        wait_stored(sidecar, server, blocks)
+        server.kill()
+        return found
+
+    assert cached(blocks_of(PROMPT)) == 0
+    flip_bit(adapters["one"], data, len(data) - 2)
+    assert cached(2 * blocks_of(PROMPT)) == 0
+    put_right(adapters["one"], data)
+    assert cached(2 * blocks_of(PROMPT)) == PROMPT - 1
+
+
+def test_an_adapter_that_is_another_file_now_is_refused_by_name(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random, adapters: dict[str, Path]
+) -> None:
+    server = start(*given(WAYS_TO_LOAD["applied"], adapters), sidecar=sidecar)
+    put_right(adapters["one"], adapters["one"].read_bytes())
+    server.complete(text(rng, PROMPT))
+    wait_reason(sidecar, server, "the adapter's file is another one than when it was loaded")
+    assert stored(sidecar) == 0
+
+
+def fell_short(sidecar: SidecarProcess, server: LlamaServer, requests: int) -> str:
+    """Why nothing was looked up for the last request."""
+    last = report(sidecar, server, requests).last_request
+    return pb.Shortfall.Name(last.shortfall)
+
+
+def all_changed(server: LlamaServer, tokens: list[int], scale: float) -> Answer:
+    """Of requests that do not say it."""
+    server.scale_adapter(scale)
+    try:
+        return server.complete(tokens)
+    finally:
+        server.scale_adapter(1.0)
+
+
+def one_changed(server: LlamaServer, tokens: list[int], scale: float) -> Answer:
+    """Of this request."""
+    return server.complete(tokens, lora=[{"id": 0, "scale": scale}])
+
+
+Asks = Callable[[LlamaServer, list[int], float], Answer]
+
+
+@pytest.mark.parametrize("ask", [all_changed, one_changed])
+def test_with_another_scale_nothing_is_restored_or_stored(
+    start: Starter,
+    sidecar: SidecarProcess,
+    rng: random.Random,
+    adapters: dict[str, Path],
+    ask: Asks,
+) -> None:
+    options = given(WAYS_TO_LOAD["applied"], adapters)
     known, new = text(rng, PROMPT, first=8), text(rng, PROMPT, first=9)
-    called = [*known[:200], *INVOCATION, *known[200:]]
+    resident = start(*options)
+    cold, half = resident.complete(known), ask(resident, new, 0.5)
+    other = ask(resident, known, 0.5)
+    assert cold.tokens != other.tokens or cold.bits != other.bits  # scales decide
+    resident.kill()
+
+    tiered = start(*options, sidecar=sidecar)
+    assert tiered.complete(known) == cold
+    wait_stored(sidecar, tiered, blocks_of(PROMPT))
+    assert ask(tiered, new, 0.5) == half
+    assert fell_short(sidecar, tiered, 2) == "SHORTFALL_NOT_LOOKED_UP"
+    said = ask(tiered, known, 0.5)
+    assert (said.cached, said) == (0, other)  # with scale 1 all of it is stored
+    settled(sidecar, tiered)
+    assert stored(sidecar) == blocks_of(PROMPT)
+    tiered.kill()
+
+    for scale in (1.0, 0.5):
+        fresh = start(*OPTIONS, "--lora-scaled", f"{adapters['one']}:{scale}", sidecar=sidecar)
+        assert fresh.complete([*new, 5]).cached == 0
+        assert fresh.complete([*known, 5]).cached == (PROMPT if scale == 1.0 else 0)
+        fresh.kill()
+
+
+@pytest.mark.parametrize("ask", [all_changed, one_changed])
+def test_rows_behind_those_of_another_scale_are_not_stored(
+    start: Starter,
+    sidecar: SidecarProcess,
+    rng: random.Random,
+    adapters: dict[str, Path],
+    ask: Asks,
+) -> None:
+    """A slot has them when the scale is back: stock goes on from there, and so does this."""
+    options = given(WAYS_TO_LOAD["applied"], adapters)
+    known, more, last = text(rng, PROMPT, first=8), text(rng, 200), text(rng, 100)
 
     def turns(server: LlamaServer) -> list[Answer]:
-        """Applied, or not; changed for all requests, and for one."""
-        said = [server.complete(known), server.complete(new), server.complete(called)]
-        for scale in (0.0, 1.0):
-            server.scale_adapter(scale)
-            said += [server.complete(known), server.complete([*known, 5])]
-            said.append(server.complete(new, lora=[{"id": 0, "scale": 1.0 - scale}]))
+        said = [server.complete(known)]
+        if server is not stock:
+            wait_stored(sidecar, server, blocks_of(PROMPT))
+        said.append(ask(server, [*known, *more], 0.5))
+        said.append(server.complete([*known, *more, *last]))
+        said.append(server.complete([*known, *more, *last, 7]))
         return said
 
-    plain = start(*OPTIONS, sidecar=sidecar)
-    without = plain.complete(known)
-    wait_stored(sidecar, plain, blocks_of(PROMPT))
-    plain.kill()
     stock = start(*options)
     wanted = turns(stock)
     stock.kill()
-    assert any(answer.tokens != without.tokens for answer in wanted)  # it does something
-
     tiered = start(*options, sidecar=sidecar)
     assert turns(tiered) == wanted
-    stat = sidecar.wait(lambda s: any(not one.tiered for one in s.runners), "it says why not")
-    assert [one.reason for one in stat.runners if not one.tiered] == ["LoRA adapters"]
+    settled(sidecar, tiered)
+    assert stored(sidecar) == blocks_of(PROMPT)
     tiered.kill()
-    plain = start(*OPTIONS, sidecar=sidecar)
-    again = plain.complete([*new, 5])
-    assert again.cached == 0
-    plain.kill()
-    stock = start(*OPTIONS)
-    assert stock.complete([*new, 5]) == again
+    tiered = start(*options, sidecar=sidecar)
+    assert tiered.complete([*known, *more, *last]).cached == PROMPT
+
+
+STATES = {"gemma3": range(6), "lfm2": (2, 5)}  # and layers with attention
+
+
+@pytest.mark.parametrize("arch", STATES)
+def test_windows_and_states_of_another_scale_are_not_stored(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random, tmp_path: Path, arch: str
+) -> None:
+    adapter = make_adapter(tmp_path / "adapter.gguf", arch=arch, layers=STATES[arch])
+    options = (f"{arch}-tiny", "-fa", "on", "-np", "1", "-c", "4096", "--lora", str(adapter))
+    known, more, last = text(rng, 700, first=8), text(rng, 200), text(rng, 100)
+    resident = start(*options)
+    first = resident.complete(known)
+    hit = resident.complete([*known, *more, *last])
+    assert hit.cached > 600
+    resident.kill()
+    resident = start(*options)
+    assert all_changed(resident, known, 0.5) != first
+    resident.kill()
+
+    tiered = start(*options, sidecar=sidecar)
+    assert tiered.complete(known) == first
+    settled(sidecar, tiered)
+    before = stored(sidecar)
+    all_changed(tiered, [*known, *more], 0.5)
+    tiered.complete([*known, *more, *last])
+    settled(sidecar, tiered)
+    assert stored(sidecar) == before
+    tiered.kill()
+    tiered = start(*options, sidecar=sidecar)
+    assert tiered.complete([*known, *more, *last]) == hit
+    assert report(sidecar, tiered, 1).restored_tokens == hit.cached
+
+
+def test_the_scale_that_its_requests_have_at_first_is_the_one_in_the_name(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random, adapters: dict[str, Path]
+) -> None:
+    prompt = text(rng, PROMPT)
+    tiered = start(*given(WAYS_TO_LOAD["applied"], adapters), sidecar=sidecar)
+    tiered.scale_adapter(0.5)
+    tiered.complete(prompt)
+    wait_stored(sidecar, tiered, blocks_of(PROMPT))
+    tiered.kill()
+    for scale, cached in ((1.0, 0), (0.5, PROMPT)):
+        server = start(*OPTIONS, "--lora-scaled", f"{adapters['one']}:{scale}", sidecar=sidecar)
+        assert server.complete([*prompt, 5]).cached == cached
+        server.kill()
+
+
+def test_a_request_that_says_the_same_scale_is_as_one_that_says_none(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random, adapters: dict[str, Path]
+) -> None:
+    options = given(WAYS_TO_LOAD["applied"], adapters)
+    prompt = text(rng, PROMPT)
+    tiered = start(*options, sidecar=sidecar)
+    one_changed(tiered, prompt, 1.0)
+    wait_stored(sidecar, tiered, blocks_of(PROMPT))
+    tiered.kill()
+    tiered = start(*options, sidecar=sidecar)
+    assert one_changed(tiered, [*prompt, 5], 1.0).cached == PROMPT
+
+
+def test_slots_with_other_scales_stay_apart(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random, adapters: dict[str, Path]
+) -> None:
+    options = (*WAYS["two slots"], "-c", "4096", "--lora", str(adapters["one"]))
+    prompts = [text(rng, PROMPT, first=first) for first in (5, 6)]
+    tiered = start(*options, sidecar=sidecar)
+    tiered.complete(prompts[0], id_slot=0)
+    tiered.complete(prompts[1], id_slot=1, lora=[{"id": 0, "scale": 0.5}])
+    wait_stored(sidecar, tiered, blocks_of(PROMPT))
+    settled(sidecar, tiered)
+    assert stored(sidecar) == blocks_of(PROMPT)
+    tiered.kill()
+    tiered = start(*options, sidecar=sidecar)
+    assert [tiered.complete(one, id_slot=1).cached for one in prompts] == [PROMPT - 1, 0]
+
+
+def test_an_adapter_that_waits_for_tokens_is_refused_by_name(
+    start: Starter, sidecar: SidecarProcess, rng: random.Random, tmp_path: Path
+) -> None:
+    """It is applied from them on (aLoRA): its scale says nothing of a row."""
+    adapter = make_adapter(tmp_path / "adapter.gguf", invocation=INVOCATION)
+    options = (*OPTIONS, "--lora", str(adapter))
+    known = text(rng, PROMPT)
+    called = [*known[:200], *INVOCATION, *known[200:]]
+
+    def turns(server: LlamaServer) -> list[Answer]:
+        return [server.complete(known), server.complete(called), server.complete([*called, 5])]
+
+    stock = start(*options)
+    wanted = turns(stock)
+    stock.kill()
+    tiered = start(*options, sidecar=sidecar)
+    assert turns(tiered) == wanted
+    wait_reason(sidecar, tiered, "LoRA adapters that are applied from some tokens on")
+    assert stored(sidecar) == 0
