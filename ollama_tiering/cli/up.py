@@ -113,6 +113,9 @@ def up(
 
     Prompts that `tiering warm --at-start` keeps are computed once Ollama answers.
     """
+    from ollama_tiering.launch import first_process
+
+    first_process.stand_before()  # while there is one thread
     from ollama_tiering.cli.already_up import say_already, stopped_by
     from ollama_tiering.launch import up as launching
     from ollama_tiering.launch.address import address_of
@@ -263,6 +266,7 @@ def _ready(
     from ollama_tiering.launch.names import first_names
     from ollama_tiering.launch.ollama import Api
     from ollama_tiering.launch.page_beside import address_of_page
+    from ollama_tiering.launch.tiers_told import tiers_told
     from ollama_tiering.launch.unharmed import unharmed
     from ollama_tiering.patchset.llama_server import link_tree
     from ollama_tiering.warm import at_start
@@ -272,6 +276,8 @@ def _ready(
     if not report.quiet:
         if tree := link_tree.of_binary(Path(record.binary)):
             click.echo(f"  runs  {tree.engine}")
+        if not request.why_stock and (tiers := tiers_told(request.socket)):
+            click.echo(f"  keeps {tiers}")
         own = set(first_names([request.models_dir]).values())
         model = _EXAMPLE_MODEL if _EXAMPLE_MODEL in own else min(own, default=_EXAMPLE_MODEL)
         click.echo(f"  use   {where}{record.binary} run {model}   (or any client)")

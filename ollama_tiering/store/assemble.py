@@ -17,7 +17,7 @@ from ollama_tiering.store.books.terms import Decide
 from ollama_tiering.store.own_tiers import absent, filesystem_bytes, not_opened, open_tier
 from ollama_tiering.store.own_tiers import cut_budget as cut_budget
 from ollama_tiering.store.tiered import TieredStore
-from ollama_tiering.store.tiers import kinds, stores_seen
+from ollama_tiering.store.tiers import kinds, ram_place, stores_seen
 from ollama_tiering.store.tiers.contract import Tier, TierKind
 from ollama_tiering.store.tiers.names import INDEX_NAME
 from ollama_tiering.store.tiers.remote import RemoteTier
@@ -29,7 +29,6 @@ from ollama_tiering.system.filesystems import in_memory
 
 log = logging.getLogger(__name__)
 
-_LEAST_TMPFS_BYTES: Final = 128 * MIB  # a container's 64 MB hold nine blocks of a small model
 _LEAST_INDEXED_BYTES: Final = 64 * MIB  # less is scanned at once, and the index would take a part
 
 
@@ -201,7 +200,7 @@ def _is_worth_it(config: SidecarConfig, directory: Path) -> bool:
         log.warning("RAM tier is no faster than the local tier: path=%s is on a disk", directory)
         return True
     has_bytes = filesystem_bytes(directory)
-    if has_bytes < min(_LEAST_TMPFS_BYTES, config.ram_budget_bytes):
+    if has_bytes < min(ram_place.LEAST_BYTES, config.ram_budget_bytes):
         log.warning("no RAM tier: path=%s has only %s", directory, format_size(has_bytes))
         return False
     return True

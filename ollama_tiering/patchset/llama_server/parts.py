@@ -22,11 +22,14 @@ Parts = list[list[str | int]]
 to the installed program the name alone, because an update may write into that file.
 """
 
+_SECOND_NS: Final = 10**9
 _FOLDERS: Final = (links.PROGRAM.parent, links.LIB)
 
 
 def of(folder: Path, installation: InstalledOllama) -> Parts:
-    """All that lies in the tree in `folder`. OSError passes."""
+    """All that lies in the tree in `folder`. Files that are the tree's own get a time in whole
+    seconds first: a layer of a container's image keeps no more of it. OSError passes.
+    """
     found: Parts = []
     for path in (path for part in _FOLDERS for path in sorted((folder / part).iterdir())):
         name, info = path.relative_to(folder).as_posix(), path.lstat()
@@ -35,7 +38,9 @@ def of(folder: Path, installation: InstalledOllama) -> Parts:
         elif os.path.samestat(info, installation.program.stat()):
             found.append([name])
         else:
-            found.append([name, info.st_size, info.st_mtime_ns])
+            whole_ns = info.st_mtime_ns // _SECOND_NS * _SECOND_NS
+            os.utime(path, ns=(whole_ns, whole_ns))
+            found.append([name, info.st_size, whole_ns])
     return found
 
 

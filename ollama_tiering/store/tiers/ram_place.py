@@ -33,7 +33,7 @@ from ollama_tiering.system.locks import lock_file
 log = logging.getLogger(__name__)
 
 SHARED_MEMORY: Final = Path("/dev/shm")
-_LEAST_BYTES: Final = 128 * MIB
+LEAST_BYTES: Final = 128 * MIB  # a container's 64 MB hold nine blocks of a small model
 _RUNTIME_SHARE: Final = 2  # it must be this many times the budget: the session uses it, too
 _ATTEMPTS: Final = 8
 
@@ -103,7 +103,7 @@ def _below_runtime(budget_bytes: int) -> Path | None:
         return None
     try:
         info = os.statvfs(runtime)
-        needed = _RUNTIME_SHARE * max(budget_bytes, _LEAST_BYTES)
+        needed = _RUNTIME_SHARE * max(budget_bytes, LEAST_BYTES)
         if not in_memory(runtime) or info.f_blocks * info.f_frsize < needed:
             return None
         directory = runtime / APP_NAME / "ram"
@@ -121,6 +121,7 @@ def _in_shared_memory() -> Path | None:
         directory = SHARED_MEMORY / f"{_prefix()}{secrets.token_hex(16)}"
         try:
             directory.mkdir(mode=0o700)
+            directory.chmod(0o700)  # without the bit that a pod's fsGroup hands down
         except FileExistsError:
             continue
         except OSError as error:

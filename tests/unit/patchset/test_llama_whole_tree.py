@@ -49,6 +49,17 @@ def test_half_a_tree_is_none_and_is_made_again(fakes: Fakes, name: str) -> None:
     assert not content or part.read_bytes() == content
 
 
+def test_a_tree_is_whole_in_an_image(fakes: Fakes) -> None:
+    """A layer keeps times in whole seconds; there the record is readable, and nothing else."""
+    tree = fakes.make()
+    for path in (tree.binary, *tree.lib.iterdir()):
+        if not path.is_symlink() and not path.samefile(fakes.installation.program):
+            whole = int(path.stat().st_mtime)
+            os.utime(path, (whole, whole))
+    assert built.trees() == [tree]
+    assert built.current(fakes.installation) == tree
+
+
 def test_a_program_that_an_update_writes_into_is_changed_and_not_damaged(fakes: Fakes) -> None:
     """A tree has a hard link to it, so that it is said why the installed one is started."""
     tree = fakes.make()

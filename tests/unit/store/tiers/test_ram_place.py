@@ -90,6 +90,15 @@ def taken_by_another(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "lstat", foreign)
 
 
+def test_a_place_is_found_again_where_shared_memory_hands_down_its_group(machine: Machine) -> None:
+    """As in a pod with fsGroup, whose emptyDir has the set-group-ID bit."""
+    machine.shm.chmod(0o2777)
+    first = machine.start()
+    assert stat.S_IMODE(first.stat().st_mode) == 0o700
+    assert recorded() == first
+    assert machine.start() == first
+
+
 def test_the_name_in_shared_memory_cannot_be_guessed(machine: Machine) -> None:
     first = machine.start()
     assert first.parent == machine.shm
