@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test nightly engines soak chaos power-cuts fuzz fuzz-csrc fuzz-lies mutants-csrc flips measurements docs locks proto clean llama-server installed-ollama pins vulkan arm64 distros
+.PHONY: default lint format test nightly engines soak chaos power-cuts fuzz fuzz-csrc fuzz-lies mutants-csrc flips measurements docs locks proto clean llama-server installed-ollama pins vulkan arm64 distros containers
 default:
 	./scripts/test quick
 lint:
@@ -40,6 +40,8 @@ arm64: # the patched Ollama cross-compiled for ARM64, and its demo in an emulato
 	./scripts/arm64
 distros: # README's commands on fresh Debian systems, as root: make distros CASES="debian13 debian13-clang"; 10 minutes each
 	./scripts/distros $(CASES)
+containers: # the image of packaging/docker, built with buildah and tried, as root: 20 minutes once, then 7
+	./scripts/containers
 measurements: # hours, on a machine that does nothing else; `scripts/measure.py --list` says what and how long
 	.venv/bin/python scripts/measure.py
 locks:
