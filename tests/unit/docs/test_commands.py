@@ -60,6 +60,8 @@ _OF_OTHERS = {
     "--yarn-orig-ctx",
     "-shm",
     "-wal",
+    *("-p", "--gpus", "--group-add", "--init", "--memory", "--read-only", "--shm-size"),  # Docker's
+    "--stop-timeout",
 }
 _FOLDERS = "csrc|docs|measure|ollama_tiering|packaging|patches|proto|scripts|tests"
 
