@@ -1,10 +1,11 @@
 """Maintainer: builds the image of packaging/docker, and tries it as a container.
 
-    sudo scripts/containers [--base IMAGE] [--build-only]
+    sudo scripts/containers [--list] [--build-only] [CASE...]   (no CASE: all)
 
-buildah builds it, as everybody's tool would, on a minimal Debian that debootstrap makes once (no
-registry of images is needed), or on IMAGE. What the first stage builds of Ollama stays in a folder
-of the product's cache, so a second build takes a minute. The network settings of this machine (pip,
+buildah builds it, as everybody's tool would. A case is a base: a minimal Debian, which debootstrap
+makes once (no registry of images is needed), or that with an Ollama from v0.30 on in it, as
+`make installed-ollama` makes one. What the first stage builds of Ollama stays in a folder of the
+product's cache, so a second build takes minutes. The network settings of this machine (pip,
 certificates) are part of that Debian, and not of the image's Dockerfile.
 
 tests/integration/test_containers.py then runs what was built, with the image's own entry point,
@@ -20,6 +21,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -29,10 +31,45 @@ from scripts import distros
 REPO: Final = Path(__file__).resolve().parent.parent
 HERE: Final = config.cache_dir() / "containers"
 SUITE: Final = "bookworm"
-BASE: Final = "localhost/tiering-base"
-IMAGE: Final = "localhost/ollama-tiering"
+DEBIAN: Final = "localhost/tiering-debian"
 OWN_CERTIFICATES: Final = Path("/usr/local/share/ca-certificates")
 TEST: Final = "tests/integration/test_containers.py"
+INSTALLED: Final = (
+    config.cache_dir() / "installed-ollama-test/ollama"
+)  # scripts/installed_ollama.py
+LLAMA_CPP: Final = config.cache_dir() / "llama-cpp/llama_cpp_python-0.3.35.tar.gz"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`added`: folders of the machine that lie over Debian. `mounted`: what the first stage sees of
+    the machine, by its path there. `arguments`: of the build.
+    """
+
+    about: str
+    added: dict[str, Path] = field(default_factory=dict)
+    mounted: dict[str, Path] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[Path]:
+        places = (*self.added.values(), *self.mounted.values())
+        return [place for place in places if not place.exists()]
+
+
+CASES: Final = {
+    "debian": Case(
+        "a Debian without Ollama: the Go engine is built",
+        mounted={"/srv/ollama.git": distros.clone()},
+        arguments={"CPU": "native", "SOURCE": "/srv/ollama.git"},
+    ),
+    "installed": Case(
+        "an Ollama from v0.30 on: a tree beside it (make installed-ollama)",
+        added={"/usr/bin": INSTALLED / "bin", "/usr/lib": INSTALLED / "lib"},
+        mounted={"/srv/llama.tar.gz": LLAMA_CPP},
+        arguments={"LLAMA_SOURCE": "/srv/llama.tar.gz"},
+    ),
+}
 
 
 def buildah(*words: str | Path) -> list[str]:
@@ -49,9 +86,9 @@ def said(*words: str | Path) -> str:
     return done.stdout.strip()
 
 
-def make_base() -> None:
+def make_debian() -> None:
     """A minimal Debian as an image, with this machine's settings for pip and its certificates."""
-    if BASE in said("images", "--format", "{{.Name}}").split():
+    if DEBIAN in said("images", "--format", "{{.Name}}").split():
         return
     root = HERE / SUITE
     if not root.exists():
@@ -64,49 +101,73 @@ def make_base() -> None:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, place)
         part.rename(root)
-    working = said("from", "scratch")
-    said("add", "--quiet", working, root, "/")
-    said("commit", "--quiet", "--rm", working, BASE)
+    commit("scratch", {"/": root}, DEBIAN)
 
 
-def build(base: str) -> None:
-    """The image, by its Dockerfile."""
-    cache, clone = HERE / "cache", distros.clone()
+def commit(base: str, added: dict[str, Path], name: str) -> None:
+    working = said("from", base)
+    for place, folder in added.items():
+        said("add", "--quiet", working, folder, place)
+    said("commit", "--quiet", "--rm", working, name)
+
+
+def build(name: str, case: Case) -> str:
+    """The image's name, which is built by its Dockerfile."""
+    cache, base = HERE / "cache", DEBIAN
     cache.mkdir(exist_ok=True)
-    arguments = {"BASE": base, "CPU": "native", "SOURCE": "/srv/ollama.git"}
-    arguments |= distros.network_settings()
+    if case.added:
+        base = f"{DEBIAN}-{name}"
+        commit(DEBIAN, case.added, base)
+    image = f"localhost/ollama-tiering-{name}"
     words: list[str | Path] = ["bud", "--isolation", "chroot", "--format", "docker"]
-    words += ["--file", REPO / "packaging/docker/Dockerfile", "--tag", IMAGE]
+    words += ["--file", REPO / "packaging/docker/Dockerfile", "--tag", image]
     words += ["--volume", f"{cache}:/var/cache/ollama-tiering"]
-    words += ["--volume", f"{clone}:/srv/ollama.git:ro"] if clone.is_dir() else []
-    for name, value in arguments.items():
-        words += ["--build-arg", f"{name}={value}"]
+    for place, file in case.mounted.items():
+        words += ["--volume", f"{file}:{place}:ro"]
+    arguments = {"BASE": base} | case.arguments | distros.network_settings()
+    for argument, value in arguments.items():
+        words += ["--build-arg", f"{argument}={value}"]
     if subprocess.run(buildah(*words, REPO), check=False).returncode:
         raise SystemExit("the image could not be built")
+    return image
 
 
-def unpack() -> Path:
+def unpack(name: str, image: str) -> Path:
     """A folder with `root`, a link to what lies in the image, and `image.json`, what it says."""
-    for old in said("containers", "--quiet", "--filter", f"ancestor={IMAGE}").split():
+    for old in said("containers", "--quiet", "--filter", f"ancestor={image}").split():
         said("rm", old)
-    root = Path(said("mount", said("from", "--pull-never", IMAGE)))
-    folder = HERE / "image"
+    root = Path(said("mount", said("from", "--pull-never", image)))
+    folder = HERE / f"image-{name}"
     folder.mkdir(exist_ok=True)
     link = folder / "root"
     link.unlink(missing_ok=True)
     link.symlink_to(root)
-    image = json.loads(said("inspect", "--type", "image", IMAGE))["Docker"]["config"]
-    (folder / "image.json").write_text(json.dumps(image, indent=1) + "\n", encoding="utf-8")
+    says = json.loads(said("inspect", "--type", "image", image))["Docker"]["config"]
+    (folder / "image.json").write_text(json.dumps(says, indent=1) + "\n", encoding="utf-8")
+    said("rmi", "--prune")  # what earlier builds left
     return folder
+
+
+def try_image(folder: Path) -> bool:
+    words = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", TEST]
+    environment = os.environ | {"OLLAMA_TIERING_TEST_IMAGE": str(folder)}
+    return subprocess.run(words, cwd=REPO, env=environment, check=False).returncode == 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--base", help="an image that buildah can get, instead of a Debian")
+    parser.add_argument("cases", metavar="CASE", nargs="*")
+    parser.add_argument("--list", action="store_true", help="name the cases")
     parser.add_argument("--build-only", action="store_true", help="do not try it")
     given = parser.parse_args()
+    if given.list:
+        for name, case in CASES.items():
+            print(f"{name:12} {case.about}")
+        return 0
+    if unknown := [name for name in given.cases if name not in CASES]:
+        parser.error(f"no such case: {', '.join(unknown)} (--list names them)")
     missing = [tool for tool in ("buildah", "debootstrap", "unshare") if not shutil.which(tool)]
     if missing:
         print(
@@ -118,16 +179,18 @@ def main() -> int:
         print("error: roots and mounts are made by root: run it with sudo", file=sys.stderr)
         return 6
     HERE.mkdir(parents=True, exist_ok=True)
-    if given.base is None:
-        make_base()
-    build(given.base or BASE)
-    folder = unpack()
-    print(folder, flush=True)
-    if given.build_only:
-        return 0
-    words = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", TEST]
-    environment = os.environ | {"OLLAMA_TIERING_TEST_IMAGE": str(folder)}
-    return subprocess.run(words, cwd=REPO, env=environment, check=False).returncode
+    make_debian()
+    passed = True
+    for name in given.cases or CASES:
+        case = CASES[name]
+        if lacking := case.missing:
+            print(f"SKIPPED {name}: {case.about}: there is no {lacking[0]}", flush=True)
+            passed = passed and not given.cases
+            continue
+        folder = unpack(name, build(name, case))
+        print(f"{name}: {folder}", flush=True)
+        passed = (given.build_only or try_image(folder)) and passed
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -215,6 +215,21 @@ def test_the_health_check_tells_ollama_and_the_sidecar_apart(box: Boxes) -> None
     assert one.stop(grace_seconds()) == 0
 
 
+def test_without_a_place_for_blocks_it_serves_as_stock(
+    box: Boxes, model_file: Path, tmp_path: Path
+) -> None:
+    """The volume of an older container, which belonged to root."""
+    one = box(user=12345)
+    one.volumes["/data/.local"].chmod(0o755)
+    lines = one.start()
+    assert [line for line in lines if "Ollama serves as stock" in line]
+    create(one, model_file, tmp_path)
+    assert len(ask(one).tokens) == ANSWER_TOKENS
+    done = one.execute(*one.image.health)
+    assert (done.returncode, done.stdout[:27]) == (0, "Ollama answers, as stock: t")
+    assert one.stop(grace_seconds()) == 0
+
+
 def test_the_image_has_no_secret_and_no_history(image: Image) -> None:
     own = image.root / "opt/ollama-tiering"
     assert not (own / ".git").exists()

@@ -246,6 +246,88 @@ def test_shell_is_sound(name: str) -> None:
         subprocess.run([shellcheck, "-x", path], check=True, cwd=REPO)
 
 
+# --- the first stage ------------------------------------------------------------------------------
+
+
+class Stage:
+    """A checkout whose `tiering patch` notes how it is called, and says what it would have made."""
+
+    def __init__(self, root: Path) -> None:
+        self.checkout, self.made, self.bin = root / "checkout", root / "cache", root / "bin"
+        for name in ("scripts/tiering", "scripts/extra", ".venv/bin/python"):
+            self._program(self.checkout / name, f'echo "$@" >>{self.checkout}/calls')
+        with (self.checkout / "scripts/tiering").open("a") as script:
+            script.write(f'\n[ "$1" != patch ] || echo "{self.made}/$MADE"\n')
+        place = self.checkout / "packaging/docker/build"
+        place.parent.mkdir(parents=True)
+        shutil.copy(HERE / "build", place)
+        self.bin.mkdir()
+
+    def _program(self, path: Path, text: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def install_ollama(self, version: str, *, llama_server: bool) -> None:
+        said = f"echo 'Warning: could not connect'; echo 'Warning: client version is {version}'"
+        self._program(self.bin / "ollama", said)
+        if llama_server:
+            self._program(self.bin.parent / "lib/ollama/llama-server", "")
+
+    def run(self, made: str, **arguments: str) -> str:
+        """How `tiering patch` was called."""
+        program = self.made / made
+        self._program(program, "")
+        program.chmod(0o700)
+        (program.parent / "record").touch(0o600)
+        path = f"{self.bin}:/usr/bin:/bin"
+        subprocess.run(
+            [self.checkout / "packaging/docker/build"],
+            env={"PATH": path, "MADE": made, **arguments},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        calls = (self.checkout / "calls").read_text().splitlines()
+        (patch,) = [call for call in calls if call.startswith("patch")]
+        return patch
+
+
+GO_BUILD, TREE = "builds/v0.16.3-native/0123/ollama", "llama-server/v0.32.15-01/bin/ollama"
+
+
+def test_on_a_system_without_ollama_the_go_engine_is_built_for_every_processor(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path)
+    assert stage.run(GO_BUILD) == "patch --cpu variants --gpu off"
+    built = stage.checkout / "ollama/ollama"
+    assert built.stat().st_mode & 0o777 == 0o755
+    assert (stage.checkout / "ollama/record").stat().st_mode & 0o777 == 0o644
+
+
+def test_of_an_older_ollama_the_same_version_is_built(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.install_ollama("0.24.0", llama_server=False)
+    called = stage.run(GO_BUILD, CPU="native", GPU="stock", SOURCE="/s")
+    assert called == "patch --cpu native --gpu stock --tag v0.24.0 --source /s"
+
+
+def test_an_argument_names_another_version(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.install_ollama("0.24.0", llama_server=False)
+    assert stage.run(GO_BUILD, TAG="v0.20.0") == "patch --cpu variants --gpu off --tag v0.20.0"
+
+
+def test_beside_an_ollama_with_llama_server_a_tree_is_laid(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.install_ollama("0.32.15", llama_server=True)
+    called = stage.run(TREE, LLAMA_SOURCE="/l.tar.gz", CPU="native")
+    assert called == "patch --ollama auto --llama-source /l.tar.gz"
+    tree = stage.checkout / "cache" / Path(TREE).parents[1]
+    assert (tree / "bin/ollama").is_file()
+    assert not (stage.checkout / "ollama").exists()
+
+
 # --- the health check -------------------------------------------------------------------------
 
 
@@ -322,6 +404,15 @@ def test_a_sidecar_alone_is_not_enough(tmp_path: Path) -> None:
 
 
 # --- scripts/containers ---------------------------------------------------------------------------
+
+
+def test_a_case_names_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    assert containers.Case("x", added={"/usr/bin": gone}, mounted={"/srv": tmp_path}).missing == [
+        gone
+    ]
+    for case in containers.CASES.values():
+        assert set(case.arguments) <= arguments()
 
 
 def test_what_the_trial_needs_is_named_in_one_line(
