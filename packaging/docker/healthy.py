@@ -6,6 +6,7 @@ does not answer, or there is a sidecar that is not ready. One line says which.
 
 from __future__ import annotations
 
+import http.client
 import os
 import sys
 import tomllib
@@ -14,10 +15,11 @@ import urllib.request
 
 _SECONDS = 4.0
 _OLLAMA_PORT = "11434"
+_NO_ANSWER = (OSError, http.client.HTTPException)
 
 
 def asked(port: str, path: str) -> tuple[int, str]:
-    """Status and text. OSError where nobody answers."""
+    """Status and text. One of _NO_ANSWER where nobody answers in HTTP."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://127.0.0.1:{port}{path}", timeout=_SECONDS) as answer:
@@ -40,7 +42,7 @@ def main() -> int:
     port = os.environ.get("OLLAMA_HOST", "").rstrip("/").rpartition(":")[2]
     try:
         asked(port if port.isdecimal() else _OLLAMA_PORT, "/api/version")
-    except OSError as error:
+    except _NO_ANSWER as error:
         print(f"Ollama does not answer: {error}")
         return 1
     if not (of_sidecar := metrics_port()):
@@ -48,7 +50,7 @@ def main() -> int:
         return 0
     try:
         status, said = asked(of_sidecar, "/readyz")
-    except OSError:
+    except _NO_ANSWER:
         print("Ollama answers, as stock: there is no sidecar (the container's log says why)")
         return 0
     print(f"Ollama answers; sidecar: {said}")
