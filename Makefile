@@ -40,7 +40,7 @@ arm64: # the patched Ollama cross-compiled for ARM64, and its demo in an emulato
 	./scripts/arm64
 distros: # README's commands on fresh Debian systems, as root: make distros CASES="debian13 debian13-clang"; 10 minutes each
 	./scripts/distros $(CASES)
-containers: # the image of packaging/docker, built with buildah and tried, as root: 20 minutes once, then 7
+containers: # the image of packaging/docker, built with buildah and tried, as root; 5 minutes each, and once their builds
 	./scripts/containers $(CASES)
 measurements: # hours, on a machine that does nothing else; `scripts/measure.py --list` says what and how long
 	.venv/bin/python scripts/measure.py
