@@ -32,7 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.engine)
             # The limit is for a test, not for the tree that the first one may have to wait for.
-            item.add_marker(pytest.mark.timeout(120, func_only=True), append=False)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(120, func_only=True), append=False)
 
 
 @pytest.fixture(scope="session")

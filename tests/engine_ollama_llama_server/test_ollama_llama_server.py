@@ -5,6 +5,7 @@ comes back with the bits of stock's own cache in memory; and nothing installed i
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import shutil
 import signal
@@ -21,7 +22,8 @@ from ollama_tiering.patchset.llama_server import guard, link_tree, links, parts
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
 from ollama_tiering.patchset.report import Report
-from tests.engine_ollama_llama_server.conftest import SHAPES
+from ollama_tiering.protocol.engine.wire import VERSION
+from tests.engine_ollama_llama_server.conftest import SHAPES, SOURCE
 from tests.engine_ollama_llama_server.servers import Place, Stock, Up
 
 CHARACTERS = 700  # the models' tokens are characters, or a little more
@@ -155,7 +157,14 @@ def lay_tree(made: LinkTree, copy: Path, cache: Path) -> LinkTree:
     there = parts.of(folder, found)
     other = replace(made, folder=folder, program=str(found.program), state=state, parts=there)
     (folder / link_tree.RECORD).write_text(link_tree.text_of(other))
+    name_source(folder, "/nowhere")  # so that it is not fetched
     return other
+
+
+def name_source(folder: Path, source: str) -> None:
+    """As --llama-source did when the tree was made."""
+    noted = {"named_source": source, "protocol": VERSION}
+    (folder / "made.json").write_text(json.dumps(noted), encoding="utf-8")
 
 
 @pytest.fixture
@@ -181,14 +190,15 @@ def require_stock(up: Up, installed: Path) -> None:
     assert "LLAMA_ARG_CACHE_RAM" not in runner.environ()
 
 
-def test_an_ollama_that_was_updated_is_stock_until_it_is_patched_again(
+def test_an_ollama_that_was_updated_is_stock_if_it_cannot_be_patched_again(
     start_up: Callable[..., Up], copied: Path
 ) -> None:
     (copied / "lib/ollama/libllama.so").touch()
     up = start_up(copied, OLLAMA_TIERING_CACHE=str(copied.with_name("cache")))
     said = up.log.read_text()
     assert "serves as stock" in said
-    assert "run `tiering patch`" in said
+    assert "cannot be patched: " in said
+    assert "/nowhere" in said
     up.generate(SHAPES[0], START)
     require_stock(up, copied)
 
@@ -211,6 +221,33 @@ def test_an_ollama_that_is_updated_meanwhile_takes_over_as_stock(
     up.wait(lambda: not daemon.is_running() and up.is_answering(), "the other one answers")
     up.generate(SHAPES[0], START)
     require_stock(up, copied)
+    up.wait(lambda: "Ollama goes on as stock" in up.log.read_text(), "no tree can be made")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500, func_only=True)
+def test_an_ollama_that_is_updated_meanwhile_is_patched_again(
+    start_up: Callable[..., Up], copied: Path
+) -> None:
+    """It serves as stock until then; what was stored before is computed anew, by other files."""
+    assert SOURCE is not None
+    cache = copied.with_name("cache")
+    name_source(cache / "llama-server/copied", SOURCE)
+    up = start_up(copied, OLLAMA_TIERING_CACHE=str(cache))
+    up.generate(SHAPES[0], START)
+    (copied / "lib/ollama/libllama.so").touch()
+    up.wait(lambda: "until `tiering patch` has made a tree" in up.log.read_text(), "it goes over")
+    up.wait(up.is_answering, "the installed one answers")
+    up.generate(SHAPES[0], START)
+    require_stock(up, copied)
+    up.unload(SHAPES[0])
+    up.wait(lambda: "which is patched as" in up.log.read_text(), "it is patched again", 1200)
+    up.wait(up.is_answering, "the new tree answers")
+    up.generate(SHAPES[0], START)
+    (runner,) = up.runners()
+    assert Path(runner.exe()).is_relative_to(cache)
+    assert "OLLAMA_KV_TIER_ENGINE_SOCKET" in runner.environ()
+    up.wait_stored(1)
 
 
 def test_an_update_while_it_serves_makes_the_next_llama_server_stock(

@@ -179,6 +179,7 @@ def test_a_match_is_answered_as_a_look_up_and_nothing_else_is() -> None:
     said, contents = hello(), Contents()
     assert all(one.digest for one in contents.wait(said.files, 30.0))
     engines = SimpleNamespace(
+        measured=contextlib.nullcontext,
         store=store,
         accounts=SimpleNamespace(account=lambda *_: SimpleNamespace()),
         heads=None,
