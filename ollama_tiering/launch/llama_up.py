@@ -1,6 +1,6 @@
 """Which `ollama` a start of the installed version takes: that of its tree of links, made now if
-there is none yet; or the installed one as stock, because it is not what its tree was made for, or
-because none can be made.
+there is none yet, or none for the files that are installed now; or, if none can be made, the
+installed one as stock.
 """
 
 from __future__ import annotations

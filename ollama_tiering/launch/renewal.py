@@ -65,6 +65,8 @@ class Renewal:
         maker = self._maker
         if maker is None or maker.running:
             return None
+        if maker.exit_code == 0 and not self._is_quiet(server_pid, self.clock()):
+            return None  # before the tree is looked for, which reads all of our sources
         found = installed.at(self.program)
         if found is None:
             return None  # an installer is at work
@@ -75,8 +77,7 @@ class Renewal:
             if not again:
                 how = maker.how_it_ended()
                 self.say(f"Ollama goes on as stock: `tiering patch` {how}; log: {self.log}")
-            return None
-        return made if self._is_quiet(server_pid, self.clock()) else None
+        return made
 
     def stop(self) -> None:
         if self._maker:

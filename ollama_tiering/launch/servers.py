@@ -78,7 +78,7 @@ class Servers:
         with unharmed(self.report.warn, "no tree is made for the updated Ollama"):
             log = rotate(self.request.patch_log, self.report.warn)
             made = Renewal(outdated.program, named_source(before), log, self.report.say)
-            self._renewal = made if made.begin() else None
+            self._renewal = made if pair.service and made.begin() else None
         self.report.say(
             "going over to the installed Ollama, as stock, until `tiering patch` has made a tree "
             f"for it; log: {self.request.patch_log}"

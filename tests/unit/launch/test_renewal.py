@@ -41,6 +41,7 @@ class World:
     makers: list[Maker] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     models: dict[int, float] = field(default_factory=dict)
+    sought: int = 0  # how often the tree was looked for, which reads our sources
     tree: Any = TREE
     now: float = 1000.0
 
@@ -67,8 +68,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         made.makers.append(Maker(command))
         return made.makers[-1]
 
+    def current(_found: Any) -> Any:
+        made.sought += 1
+        return made.tree
+
     monkeypatch.setattr(renewal, "start", start)
-    monkeypatch.setattr(built, "current", lambda _found: made.tree)
+    monkeypatch.setattr(built, "current", current)
     monkeypatch.setattr(computing, "_processor_seconds", lambda _pid: dict(made.models))
     return made
 
@@ -99,6 +104,7 @@ def test_a_loaded_model_keeps_what_it_holds_until_nobody_asks_for_long(world: Wo
         assert world.look(QUIET_SECONDS, computing=True) is None
     for _ in range(int(QUIET_SECONDS // 2) - 1):
         assert world.look() is None
+    assert world.sought == 0
     assert world.look(4) is TREE
     assert world.look(computing=True) is None
     world.models = {}  # unloaded

@@ -159,6 +159,18 @@ def test_a_new_tree_that_is_gone_again_or_has_no_sidecar_is_left(
         assert not pair.server.stopped
 
 
+def test_without_a_sidecar_no_tree_is_made(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[bool] = []
+    monkeypatch.setattr(FakeRenewal, "begin", lambda _self: begun.append(True) or True)
+    one = world.servers()
+    pair: Any = FakePair(one.first(tiered=False), service=None)  # type: ignore[arg-type]
+    world.outdated.is_due = True
+    assert one.successor(pair) is world.started[1]  # type: ignore[comparison-overlap]
+    assert begun == []
+    one.close()
+    assert not world.renewal.stopped
+
+
 def test_what_is_made_for_nobody_any_more_is_ended(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
