@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
-from tests.damaged_file import flip_bit, put_right
+from tests.damaged_file import put_right
+from tests.engine_llama_server.given import (
+    OPTIONS,
+    PROMPT,
+    another_file_of_the_name_finds_nothing,
+    comes_back_with_the_same_alone,
+    filled,
+)
 from tests.engine_llama_server.parts import make_adapter
 from tests.engine_llama_server.server import Answer, LlamaServer, Starter
 from tests.engine_llama_server.test_damaged_model import stored, wait_reason
@@ -25,8 +32,6 @@ from tests.engine_llama_server.test_llama_server import (
 from tests.engine_llama_server.test_states import settled
 from tests.sidecar import SidecarProcess
 
-OPTIONS = (*WAYS["flash attention"], "-c", "2048")
-PROMPT = 300
 INVOCATION = [5, 6, 7]  # tokens from which on an adapter that waits for them is applied
 
 WAYS_TO_LOAD = {
@@ -57,12 +62,6 @@ def adapters(tmp_path: Path) -> dict[str, Path]:
     }
 
 
-def given(words: tuple[str, ...], adapters: dict[str, Path]) -> tuple[str, ...]:
-    for name, path in adapters.items():
-        words = tuple(word.replace(f"{{{name}}}", str(path)) for word in words)
-    return (*OPTIONS, *words)
-
-
 @pytest.mark.parametrize("way", WAYS_TO_LOAD)
 def test_after_a_kill_the_answer_is_that_of_the_resident_cache_and_others_find_nothing(
     start: Starter,
@@ -71,56 +70,22 @@ def test_after_a_kill_the_answer_is_that_of_the_resident_cache_and_others_find_n
     adapters: dict[str, Path],
     way: str,
 ) -> None:
-    options = given(WAYS_TO_LOAD[way], adapters)
-    prompt, more = text(rng, PROMPT), text(rng, 40, first=3)
-    resident = start(*options)
-    first = resident.complete(prompt)
-    hit = resident.complete([*prompt, *more])
-    assert hit.cached == PROMPT
-    resident.kill()
-    plain = start(*OPTIONS)
-    assert plain.complete(prompt) != first  # it does something
-    plain.kill()
-
-    tiered = start(*options, sidecar=sidecar)
-    assert tiered.complete(prompt) == first
-    wait_stored(sidecar, tiered, blocks_of(PROMPT))
-    tiered.kill()
-    for name, other in OTHERS.items():
-        server = start(*given(other, adapters), sidecar=sidecar)
-        assert server.complete([*prompt, *more]).cached == 0, name
-        assert report(sidecar, server, 1).restored_tokens == 0
-        server.kill()
-    again = start(*options, sidecar=sidecar)
-    assert again.complete([*prompt, *more]) == hit
-    assert report(sidecar, again, 1).restored_tokens == PROMPT
+    others = [filled(other, adapters) for other in OTHERS.values()]
+    options = filled(WAYS_TO_LOAD[way], adapters)
+    comes_back_with_the_same_alone(start, sidecar, rng, options, others)
 
 
 def test_another_adapter_under_the_same_name_finds_nothing(
     start: Starter, sidecar: SidecarProcess, rng: random.Random, adapters: dict[str, Path]
 ) -> None:
-    options = given(WAYS_TO_LOAD["applied"], adapters)
-    prompt = text(rng, PROMPT)
-    data = adapters["one"].read_bytes()
-
-    def cached(blocks: int) -> int:
-        server = start(*options, sidecar=sidecar)
-        found = server.complete(prompt).cached
-        wait_stored(sidecar, server, blocks)
-        server.kill()
-        return found
-
-    assert cached(blocks_of(PROMPT)) == 0
-    flip_bit(adapters["one"], data, len(data) - 2)
-    assert cached(2 * blocks_of(PROMPT)) == 0
-    put_right(adapters["one"], data)
-    assert cached(2 * blocks_of(PROMPT)) == PROMPT - 1
+    options = filled(WAYS_TO_LOAD["applied"], adapters)
+    another_file_of_the_name_finds_nothing(start, sidecar, rng, options, adapters["one"])
 
 
 def test_an_adapter_that_is_another_file_now_is_refused_by_name(
     start: Starter, sidecar: SidecarProcess, rng: random.Random, adapters: dict[str, Path]
 ) -> None:
-    server = start(*given(WAYS_TO_LOAD["applied"], adapters), sidecar=sidecar)
+    server = start(*filled(WAYS_TO_LOAD["applied"], adapters), sidecar=sidecar)
     put_right(adapters["one"], adapters["one"].read_bytes())
     server.complete(text(rng, PROMPT))
     wait_reason(sidecar, server, "the adapter's file is another one than when it was loaded")
@@ -158,7 +123,7 @@ def test_with_another_scale_nothing_is_restored_or_stored(
     adapters: dict[str, Path],
     ask: Asks,
 ) -> None:
-    options = given(WAYS_TO_LOAD["applied"], adapters)
+    options = filled(WAYS_TO_LOAD["applied"], adapters)
     known, new = text(rng, PROMPT, first=8), text(rng, PROMPT, first=9)
     resident = start(*options)
     cold, half = resident.complete(known), ask(resident, new, 0.5)
@@ -193,7 +158,7 @@ def test_rows_behind_those_of_another_scale_are_not_stored(
     ask: Asks,
 ) -> None:
     """A slot has them when the scale is back: stock goes on from there, and so does this."""
-    options = given(WAYS_TO_LOAD["applied"], adapters)
+    options = filled(WAYS_TO_LOAD["applied"], adapters)
     known, more, last = text(rng, PROMPT, first=8), text(rng, 200), text(rng, 100)
 
     def turns(server: LlamaServer) -> list[Answer]:
@@ -254,7 +219,7 @@ def test_the_scale_that_its_requests_have_at_first_is_the_one_in_the_name(
     start: Starter, sidecar: SidecarProcess, rng: random.Random, adapters: dict[str, Path]
 ) -> None:
     prompt = text(rng, PROMPT)
-    tiered = start(*given(WAYS_TO_LOAD["applied"], adapters), sidecar=sidecar)
+    tiered = start(*filled(WAYS_TO_LOAD["applied"], adapters), sidecar=sidecar)
     tiered.scale_adapter(0.5)
     tiered.complete(prompt)
     wait_stored(sidecar, tiered, blocks_of(PROMPT))
@@ -268,7 +233,7 @@ def test_the_scale_that_its_requests_have_at_first_is_the_one_in_the_name(
 def test_a_request_that_says_the_same_scale_is_as_one_that_says_none(
     start: Starter, sidecar: SidecarProcess, rng: random.Random, adapters: dict[str, Path]
 ) -> None:
-    options = given(WAYS_TO_LOAD["applied"], adapters)
+    options = filled(WAYS_TO_LOAD["applied"], adapters)
     prompt = text(rng, PROMPT)
     tiered = start(*options, sidecar=sidecar)
     one_changed(tiered, prompt, 1.0)

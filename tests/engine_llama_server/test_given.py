@@ -10,16 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.damaged_file import flip_bit, put_right
+from tests.damaged_file import flip_bit
+from tests.engine_llama_server.given import (
+    PROMPT,
+    another_file_of_the_name_finds_nothing,
+    comes_back_with_the_same_alone,
+    filled,
+)
 from tests.engine_llama_server.parts import make_control_vector
 from tests.engine_llama_server.server import LlamaServer, Starter
 from tests.engine_llama_server.test_damaged_model import stored, wait_reason
-from tests.engine_llama_server.test_llama_server import blocks_of, report, text, wait_stored
+from tests.engine_llama_server.test_llama_server import blocks_of, text, wait_stored
 from tests.engine_llama_server.test_states import settled
 from tests.sidecar import SidecarProcess
 
-PROMPT = 300
-OPTIONS = ("llama-tiny", "-fa", "on", "-np", "1", "-c", "2048")
 EPSILON = "llama.attention.layer_norm_rms_epsilon=float:"
 YARN = ("--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "1024")
 
@@ -92,13 +96,6 @@ def files(tmp_path: Path) -> dict[str, Path]:
     }
 
 
-def filled(words: tuple[str, ...], files: dict[str, Path]) -> tuple[str, ...]:
-    """The options, with the paths of the files."""
-    for name, path in files.items():
-        words = tuple(word.replace(f"{{{name}}}", str(path)) for word in words)
-    return (*OPTIONS, *words)
-
-
 @pytest.mark.parametrize("what", GIVEN)
 def test_after_a_kill_the_answer_is_that_of_the_resident_cache_and_another_value_finds_nothing(
     start: Starter,
@@ -108,50 +105,18 @@ def test_after_a_kill_the_answer_is_that_of_the_resident_cache_and_another_value
     what: str,
 ) -> None:
     given, others = GIVEN[what]
-    options = filled(given, files)
-    prompt, more = text(rng, PROMPT), text(rng, 40, first=3)
-    resident = start(*options)
-    first = resident.complete(prompt)
-    hit = resident.complete([*prompt, *more])
-    assert hit.cached == PROMPT
-    resident.kill()
-    without = start(*OPTIONS)
-    assert (without.complete(prompt) == first) == (what in CHANGES_NOTHING)
-    without.kill()
-
-    tiered = start(*options, sidecar=sidecar)
-    assert tiered.complete(prompt) == first
-    wait_stored(sidecar, tiered, blocks_of(PROMPT))
-    tiered.kill()
-    for other in ((), *others):
-        server = start(*filled(other, files), sidecar=sidecar)
-        assert server.complete([*prompt, *more]).cached == 0, other
-        assert report(sidecar, server, 1).restored_tokens == 0
-        server.kill()
-    again = start(*options, sidecar=sidecar)
-    assert again.complete([*prompt, *more]) == hit
-    assert report(sidecar, again, 1).restored_tokens == PROMPT
+    comes_back_with_the_same_alone(
+        *(start, sidecar, rng, filled(given, files)),
+        [filled(other, files) for other in ((), *others)],
+        changes_nothing=what in CHANGES_NOTHING,
+    )
 
 
 def test_another_control_vector_under_the_same_name_finds_nothing(
     start: Starter, sidecar: SidecarProcess, rng: random.Random, files: dict[str, Path]
 ) -> None:
     options = filled(("--control-vector", "{one}"), files)
-    prompt = text(rng, PROMPT)
-    data = files["one"].read_bytes()
-
-    def cached(blocks: int) -> int:
-        server = start(*options, sidecar=sidecar)
-        found = server.complete(prompt).cached
-        wait_stored(sidecar, server, blocks)
-        server.kill()
-        return found
-
-    assert cached(blocks_of(PROMPT)) == 0
-    flip_bit(files["one"], data, len(data) - 2)
-    assert cached(2 * blocks_of(PROMPT)) == 0
-    put_right(files["one"], data)
-    assert cached(2 * blocks_of(PROMPT)) == PROMPT - 1
+    another_file_of_the_name_finds_nothing(start, sidecar, rng, options, files["one"])
 
 
 def test_a_control_vector_that_was_changed_since_it_was_loaded_ends_the_tiering(
