@@ -15,6 +15,7 @@ from scripts.gpuday.steps import (
     BEGUN,
     LACKING,
     LLAMA_SERVER,
+    NEITHER,
     OLLAMA,
     PACK,
     Day,
@@ -116,7 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", help="make what has to travel")
     packing.add_argument(
-        "--engine", choices=[OLLAMA, LLAMA_SERVER], help="for this one only; else for both"
+        "--engine",
+        choices=[OLLAMA, LLAMA_SERVER, NEITHER],
+        help="for this one only, or for the kernels alone; else for both",
     )
     running = commands.add_parser("run", help="do the steps, or go on with them")
     running.add_argument("--out", type=Path, default=PACK.parent / "out", help="report and state")
@@ -135,7 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.command == "pack":
         from scripts.gpuday import pack  # where it is packed, all that it imports is at hand
 
-        pack.make(*([(given.engine,)] if given.engine else ()))
+        engines = {None: pack.BOTH, NEITHER: ()}.get(given.engine, (given.engine,))
+        pack.make(engines)
         return 0
     stand_in = given.stand_in.absolute() if given.stand_in else None
     day = Day(given.out.absolute(), given.work.absolute(), stand_in)

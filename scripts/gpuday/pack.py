@@ -47,51 +47,60 @@ _TESTS = {
 _THERE_ALREADY = re.compile(r"^numpy==.*\n(?: .*\n)*", re.MULTILINE)  # large; CuPy brings it
 
 
+BOTH = (OLLAMA, LLAMA_SERVER)
 _MOST_MIB = 54  # of 64 that travel; the rest is the checkout
 
 
-def make(engines: Sequence[str] = (OLLAMA, LLAMA_SERVER)) -> None:
+def make(engines: Sequence[str] = BOTH) -> None:
     """Packs the newest patched Ollama, the llama-server of scripts/llama_server.py, or both; with
-    both it may be too much to travel.
+    both it may be too much to travel. With neither only the steps of the kernels can be done.
     """
-    began, program = begin(), binary.ready_binary()
-    if program is None:
-        raise UsageError("no patched Ollama is built", hint="`scripts/tiering patch` builds one")
-    server = llama_server.DEFAULT
-    if not (server / SERVER).is_file():
-        raise UsageError(f"no llama-server in {server}", hint="`make llama-server` builds one")
-    tree = finished.source_of(program)
-    print(f"packing {program} and {server}, downloading packages", flush=True)
-    variants = sorted((program.parent / "build/lib/ollama").glob("libggml-cpu-*.so"))
-    about = {
-        "build": tree.parent.name,
-        "SHA-256": hashlib.sha256(program.read_bytes()).hexdigest(),
-        "commit": began.code,
-        "for": "all processors" if variants else f"processors like {this_machine(began)}",
-        "compiled": f"libggml-cuda for sm_{compile.ARCH}, CUDA {compile.MAJOR}",
-    }
+    print(f"packing for {', '.join(engines) or 'the kernels'}, downloading packages", flush=True)
+    about = {"commit": begin().code}
     PACK.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, tarfile.open(PACK, "w:xz") as archive:
+        if OLLAMA in engines:
+            about |= _add_ollama(archive, Path(scratch) / CUDA_OLLAMA)
+        if LLAMA_SERVER in engines:
+            _add_llama_server(archive, Path(scratch) / CUDA_LLAMA_CPP)
+        if engines:
+            about["compiled"] = f"libggml-cuda for sm_{compile.ARCH}, CUDA {compile.MAJOR}"
         (Path(scratch) / ABOUT).write_text(json.dumps(about), encoding="utf-8")
         install(Path(scratch) / SITE)
-        if OLLAMA in engines:
-            cuda = Path(scratch) / CUDA_OLLAMA
-            shutil.copytree(of_ollama(tree), cuda, symlinks=True)
-            shim.put_beside(cuda, ROOT / "csrc/shim", tree, Report())
-        if LLAMA_SERVER in engines:
-            shutil.copytree(of_llama_cpp(), Path(scratch) / CUDA_LLAMA_CPP, symlinks=True)
         archive.add(scratch, "")
-        archive.add(program, f"{PROGRAM}/ollama")
-        for library in variants:
-            archive.add(library, f"{PROGRAM}/{library.name}")
-        for name in (SERVER, STOCK_SERVER) * (LLAMA_SERVER in engines):
-            archive.add((server / name).parent, f"llama-server/{Path(name).parent}")
-    print(f"{about['build']} for {about['for']} (`scripts/tiering patch --cpu variants`: for all)")
     size = PACK.stat().st_size / MIB
     print(f"{size:.1f} MiB; with the checkout 64 travel: carry {PACK}")
     if size > _MOST_MIB:
         print(f"that is too much: `--engine {OLLAMA}` and `--engine {LLAMA_SERVER}`, a call each")
     print('there: scripts/gpu_day run --out "$OUT" --minutes 9.5')
+
+
+def _add_ollama(archive: tarfile.TarFile, cuda: Path) -> dict[str, str]:
+    """What is said of the program that was added. UsageError if none is built."""
+    program = binary.ready_binary()
+    if program is None:
+        raise UsageError("no patched Ollama is built", hint="`scripts/tiering patch` builds one")
+    tree = finished.source_of(program)
+    shutil.copytree(of_ollama(tree), cuda, symlinks=True)
+    shim.put_beside(cuda, ROOT / "csrc/shim", tree, Report())
+    variants = sorted((program.parent / "build/lib/ollama").glob("libggml-cpu-*.so"))
+    archive.add(program, f"{PROGRAM}/ollama")
+    for library in variants:
+        archive.add(library, f"{PROGRAM}/{library.name}")
+    kind = "all processors" if variants else f"processors like {this_machine(begin())}"
+    print(f"{program} for {kind} (`scripts/tiering patch --cpu variants`: for all)")
+    digest = hashlib.sha256(program.read_bytes()).hexdigest()
+    return {"build": tree.parent.name, "SHA-256": digest, "for": kind}
+
+
+def _add_llama_server(archive: tarfile.TarFile, cuda: Path) -> None:
+    """UsageError if none is built."""
+    server = llama_server.DEFAULT
+    if not (server / SERVER).is_file():
+        raise UsageError(f"no llama-server in {server}", hint="`make llama-server` builds one")
+    shutil.copytree(of_llama_cpp(), cuda, symlinks=True)
+    for name in (SERVER, STOCK_SERVER):
+        archive.add((server / name).parent, f"llama-server/{Path(name).parent}")
 
 
 def of_ollama(tree: Path) -> Path:

@@ -26,7 +26,7 @@ from ollama_tiering.system.durable_file import replace_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PACK = ROOT / "build/gpu_day/pack.tar.xz"
-OLLAMA, LLAMA_SERVER = "ollama", "llama-server"  # for which it is made
+OLLAMA, LLAMA_SERVER, NEITHER = "ollama", "llama-server", "none"  # for which it is made
 # In it, and in the work folder.
 PROGRAM, SITE, ABOUT = "program", "site", "pack.json"
 CUDA_OLLAMA, CUDA_LLAMA_CPP = "cuda/ollama", "cuda/llama.cpp"
