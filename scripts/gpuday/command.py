@@ -31,14 +31,14 @@ _OLLAMA, _CSRC = ("library", "model"), ("csrc",)
 # paging, then the kernels. Steps of one group run at the same time.
 GROUPS = (
     (Step("look", "machine", "what is there", 60, 5),),
+    (Step("library", "machine", "libggml-cuda that came, with NVIDIA's", 60, 10, ("look",)),),
     (
-        Step("library", "machine", "libggml-cuda that came, with NVIDIA's", 60, 10, ("look",)),
+        Step("engines", "engines", "three engines: `tests/engine_gpu`", 240, 60, ("library",)),
         Step("model", "asking", "a model of a real shape, random weights", 300, 60, ("look",)),
         Step("csrc", "kernels", "csrc's launcher, compiled", 300, 60, ("look",)),
     ),
     (Step("rates", "kernels", "what bus and memory give", 120, 30, _CSRC),),
     (Step("restore", "restoring", "restored into VRAM", 240, 60, _OLLAMA),),
-    (Step("engines", "engines", "three engines: `tests/engine_gpu`", 240, 60, ("library",)),),
     (Step("llama_server", "engines", "llama-server: seven ways to go on", 240, 60, _OLLAMA),),
     (Step("stock", "asking", "stock's library: the reference", 120, 30, _OLLAMA),),
     (Step("sequential", "asking", "paged, each layer copied in its turn", 240, 45, ("stock",)),),

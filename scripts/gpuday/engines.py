@@ -25,7 +25,7 @@ from scripts.gpuday.steps import (
 )
 
 TESTS = "tests/engine_gpu"
-AT_ONCE = 8  # tests; the models are small
+AT_ONCE = 12  # tests; the models are small
 LENGTHS = "8192,32768"  # tokens
 NO_GPU = "no GPU: what stands in is no backend that these can name"
 
