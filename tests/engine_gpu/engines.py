@@ -11,14 +11,18 @@ import enum
 import http.client
 import json
 import re
+import shutil
 import signal
 import string
+import subprocess
 import time
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import pytest
 
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.engine.attention.fake_gpu import offloaded
@@ -266,3 +270,14 @@ class Patient(LlamaServer):
     """A device that is a program takes its time."""
 
     start_seconds = request_seconds = SECONDS
+
+
+def preloaded(folder: Path, code: str) -> Path:
+    """A library for LD_PRELOAD, of this C."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, library = folder / "preloaded.c", folder / "preloaded.so"
+    source.write_text(code + "\n", encoding="utf-8")
+    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library], check=True)
+    return library

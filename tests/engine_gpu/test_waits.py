@@ -8,8 +8,6 @@ the wait it would be written over what was restored. No CPU shows that.
 from __future__ import annotations
 
 import random
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import pytest
 from tests.engine.harness import Sidecar
 from tests.engine.test_restore import until_heard
 from tests.engine_gpu.backends import VULKAN, Backend
-from tests.engine_gpu.engines import CHARACTERS, End, Engine, Said
+from tests.engine_gpu.engines import CHARACTERS, End, Engine, Said, preloaded
 from tests.engine_gpu.test_restore import CPP, GO, ON, restored_by, text
 
 Begin = Callable[..., Engine]
@@ -87,12 +85,7 @@ def test_without_the_wait_an_answer_is_wrong(
     """The test above would notice: here, a library takes the wait away."""
     if backend is not VULKAN:
         pytest.skip("a card computes these prompts before a client can leave")
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    source, library = tmp_path / "no_wait.c", tmp_path / "no_wait.so"
-    source.write_text("void llama_synchronize(void * ctx) { (void) ctx; }\n")
-    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library], check=True)
+    library = preloaded(tmp_path, "void llama_synchronize(void * ctx) { (void) ctx; }")
     kind, model, how = WAYS["llama-server"]
     within = backend.prompt_seconds
 

@@ -4,7 +4,6 @@
 #include "kvt_exactly.h"
 #include "kvt_images.h"
 
-#include "ggml-backend.h"
 #include "ggml.h"
 #include "llama-batch.h"
 #include "llama-context.h"
@@ -18,7 +17,6 @@
 #include "llama.h"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <tuple>
 
@@ -51,31 +49,7 @@ bool describe(const ggml_tensor * view, bool is_v, int32_t layer, plane & out) {
     }
     out.column_bytes = view->nb[2];
     // Quantised elements have no bytes of their own.
-    return ggml_blck_size(view->type) == 1 && view->nb[0] == out.element_bytes && view->nb[1] == out.head_dim*out.column_bytes;
-}
-
-// The backend that computes with what lies in this buffer, in its own order; nullptr if that is the host.
-ggml_backend_t queue_of(llama_context * ctx, ggml_backend_buffer_t buffer) {
-    ggml_backend_sched_t sched = ctx->get_sched();
-    for (int i = 0; buffer != nullptr && !ggml_backend_buffer_is_host(buffer) && i < ggml_backend_sched_get_n_backends(sched); ++i) {
-        ggml_backend_t queue = ggml_backend_sched_get_backend(sched, i);
-        if (ggml_backend_get_default_buffer_type(queue) == ggml_backend_buffer_get_type(buffer)) {
-            return queue;
-        }
-    }
-    return nullptr;
-}
-
-// Calls each(first, count, cell) for runs of cells that follow each other.
-template <typename F> void each_run(const uint32_t * cells, size_t count, F && each) {
-    for (size_t i = 0; i < count;) {
-        size_t end = i + 1;
-        while (end < count && cells[end] == cells[end - 1] + 1) {
-            ++end;
-        }
-        each(i, end - i, (size_t) cells[i]);
-        i = end;
-    }
+    return ggml_blck_size(view->type) == 1 && (out.element_bytes == 2 || out.element_bytes == 4) && view->nb[0] == out.element_bytes && view->nb[1] == out.head_dim*out.column_bytes;
 }
 
 // `first` and what follows are all text, or all of images.
@@ -264,66 +238,5 @@ void settle(llama_context * ctx) {
 void drop_rows(llama_kv_cache & cache, int32_t seq, int32_t position) { cache.seq_rm(seq, position, -1); }
 
 bool has_axes(llama_context * ctx) { return llama_get_model(ctx)->hparams.n_pos_per_embd() > 1; }
-
-void read_rows(const plane & from, const uint32_t * cells, size_t count, char * out) {
-    if (!from.transposed) {
-        each_run(cells, count, [&](size_t i, size_t n, size_t cell) {
-            ggml_backend_tensor_get(from.tensor, out + i*from.row_bytes, from.offset + cell*from.row_bytes, n*from.row_bytes);
-        });
-        return;
-    }
-    const size_t size = from.element_bytes;
-    std::vector<char> column(count*size);
-    for (size_t element = 0; element < from.row_bytes/size; ++element) {
-        each_run(cells, count, [&](size_t i, size_t n, size_t cell) {
-            ggml_backend_tensor_get(from.tensor, column.data() + i*size, from.offset + element*from.column_bytes + cell*size, n*size);
-        });
-        for (size_t i = 0; i < count; ++i) {
-            std::memcpy(out + i*from.row_bytes + element*size, column.data() + i*size, size);
-        }
-    }
-}
-
-char * host_row(const plane & of, uint32_t cell) {
-    const bool host = !of.transposed && of.tensor->buffer != nullptr && ggml_backend_buffer_is_host(of.tensor->buffer);
-    return host ? static_cast<char *>(of.tensor->data) + of.offset + cell*of.row_bytes : nullptr;
-}
-
-void row_writer::write(const plane & to, const uint32_t * cells, size_t count, const char * rows) {
-    if (!to.transposed) {
-        each_run(cells, count, [&](size_t i, size_t n, size_t cell) {
-            set(to.tensor, rows + i*to.row_bytes, to.offset + cell*to.row_bytes, n*to.row_bytes);
-        });
-        return;
-    }
-    const size_t size = to.element_bytes;
-    std::vector<char> column(count*size);
-    for (size_t element = 0; element < to.row_bytes/size; ++element) {
-        for (size_t i = 0; i < count; ++i) {
-            std::memcpy(column.data() + i*size, rows + i*to.row_bytes + element*size, size);
-        }
-        each_run(cells, count, [&](size_t i, size_t n, size_t cell) {
-            ggml_backend_tensor_set(to.tensor, column.data() + i*size, to.offset + element*to.column_bytes + cell*size, n*size);
-        });
-    }
-}
-
-void row_writer::set(ggml_tensor * to, const void * from, size_t offset, size_t bytes) {
-    ggml_backend_t queue = queue_of(ctx_, to->buffer);
-    if (queue == nullptr) {
-        ggml_backend_tensor_set(to, from, offset, bytes);
-        return;
-    }
-    if (std::find(copying_.begin(), copying_.end(), queue) == copying_.end()) {
-        copying_.push_back(queue);
-    }
-    ggml_backend_tensor_set_async(queue, to, from, offset, bytes);
-}
-
-row_writer::~row_writer() {
-    for (ggml_backend_t queue : copying_) {
-        ggml_backend_synchronize(queue);
-    }
-}
 
 } // namespace kvt

@@ -28,6 +28,9 @@ struct plane {
     uint32_t head_dim = 0;
 };
 
+// Whether rows can be copied out of it and into it: where a device has V's elements apart, the device has to do it exactly.
+bool can_copy(const plane & of);
+
 // Where the plane's row of a cell lies, or nullptr if that is no memory of the host's, or it does not lie in one piece.
 char * host_row(const plane & of, uint32_t cell);
 
@@ -73,12 +76,13 @@ void drop_rows(llama_kv_cache & cache, int32_t seq, int32_t position);
 // Whether a row has more than one position (M-RoPE).
 bool has_axes(llama_context * ctx);
 
-// Rows of `count` cells, one after the other, out of the plane.
+// Rows of `count` cells, one after the other, out of the plane. Throws if a device could not copy them, as GGML's own copies do or
+// end the process.
 void read_rows(const plane & from, const uint32_t * cells, size_t count, char * out);
 
 // Writes rows of `count` cells. A device's memory gets them in the device's own order, one copy behind the other, before whatever
 // it is given to compute later: to wait for each of a block's copies takes longer than they do. The rows stay until its end, which
-// waits for all.
+// waits for all. Throws as read_rows does.
 class row_writer {
 public:
     explicit row_writer(llama_context * ctx) : ctx_(ctx) {}

@@ -5,11 +5,12 @@
 #include "kvt_kinds.h"
 
 #include "common.h"
-#include "ggml-backend.h"
 #include "llama-context.h"
 #include "llama-hparams.h"
 #include "llama-kv-cache.h"
 #include "llama-model.h"
+
+#include <algorithm>
 
 namespace kvt {
 
@@ -67,10 +68,9 @@ string why_not(const common_params & params, llama_context * ctx, drafts draftin
         }
     }
     planes = planes_of(*parts.rows, 0, parts.has_v, why);
-    for (const auto & one : planes) {
-        if (one.transposed && !ggml_backend_buffer_is_host(one.tensor->buffer)) {
-            return "V is transposed on the device (flash attention avoids that)";
-        }
+    const auto windows = parts.window != nullptr ? planes_of(*parts.window, 0, parts.has_v, why) : std::vector<plane>();
+    if (!std::all_of(planes.begin(), planes.end(), can_copy) || !std::all_of(windows.begin(), windows.end(), can_copy)) {
+        return "V is transposed on a device that cannot copy it exactly (flash attention avoids that)";
     }
     if (planes.empty()) {
         return why.empty() ? "layers that are not understood" : why;

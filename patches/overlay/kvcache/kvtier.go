@@ -103,11 +103,23 @@ func (c *KVTierCache) unsupported() string {
 	switch {
 	case layers == 0:
 		return "no layer that keeps every row"
-	case c.children[0].config.PermutedV && !c.OnHost():
-		// One element of V at a time would cross the bus, with the runner's lock held.
-		return "V is transposed on the device (OLLAMA_FLASH_ATTENTION=1 avoids that)"
+	case !c.copiesColumns():
+		return "V is transposed on a device that can't copy it exactly (OLLAMA_FLASH_ATTENTION=1 avoids that)"
 	}
 	return ""
+}
+
+// copiesColumns reports whether V's rows can be copied though its elements lie apart: else one element at a time would cross the
+// bus, with the runner's lock held.
+func (c *KVTierCache) copiesColumns() bool {
+	for _, child := range c.children {
+		for _, value := range child.values {
+			if v := value.(tierTensor); child.config.PermutedV && v.KVTierHost() == nil && !v.KVTierCopiesColumns() {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // tierDrops reports whether the cache drops rows that its layers no longer see.
@@ -145,9 +157,13 @@ func (c *Causal) tierUnsupported() string {
 // tierTensor is what a backend's tensor must offer to be tiered.
 type tierTensor interface {
 	rows.Tensor
+	rows.Columns
 
 	// KVTierOnDevice reports whether a device writes the tensor, wherever its memory is.
 	KVTierOnDevice() bool
+
+	// KVTierCopiesColumns reports whether the device copies some cells of each element without changing a bit.
+	KVTierCopiesColumns() bool
 }
 
 // tierSynchronous reports whether what was computed of a tensor is there for the CPU as soon as computing has returned.

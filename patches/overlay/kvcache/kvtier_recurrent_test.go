@@ -55,6 +55,12 @@ func (t *tierStateTensor) KVTierSet(offset int, src []byte) {
 	copy(t.data[offset:offset+len(src)], src)
 }
 
+func (t *tierStateTensor) KVTierCopiesColumns() bool { panic("a state has no columns") }
+
+func (t *tierStateTensor) KVTierGetColumns(int, int, int, []byte) { panic("a state has no columns") }
+
+func (t *tierStateTensor) KVTierSetColumns(int, int, int, []byte) { panic("a state has no columns") }
+
 // tierTestRecurrent is a cache of one layer with rows, one with both states, and one with a convolution only.
 func tierTestRecurrent(slots int) *Recurrent {
 	c := NewRecurrentCache(RecurrentConfig{ConvDim: 3, ConvChannels: 5, RecurrentStateSize: 7})

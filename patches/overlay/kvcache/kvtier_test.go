@@ -16,9 +16,9 @@ import (
 // there nevertheless.
 type tierTensorFake struct {
 	ml.Tensor
-	dims         []int
-	data         []byte
-	host, pinned bool
+	dims                  []int
+	data                  []byte
+	host, pinned, inexact bool
 }
 
 func newTierTensorFake(host bool, dims ...int) *tierTensorFake {
@@ -53,6 +53,20 @@ func (t *tierTensorFake) KVTierOnDevice() bool { return !t.host || t.pinned }
 func (t *tierTensorFake) KVTierGet(offset int, dst []byte) { copy(dst, t.data[offset:offset+len(dst)]) }
 
 func (t *tierTensorFake) KVTierSet(offset int, src []byte) { copy(t.data[offset:offset+len(src)], src) }
+
+func (t *tierTensorFake) KVTierCopiesColumns() bool { return !t.inexact }
+
+func (t *tierTensorFake) KVTierGetColumns(offset, stride, columns int, dst []byte) {
+	for length, i := len(dst)/columns, 0; i < columns; i++ {
+		t.KVTierGet(offset+i*stride, dst[i*length:(i+1)*length])
+	}
+}
+
+func (t *tierTensorFake) KVTierSetColumns(offset, stride, columns int, src []byte) {
+	for length, i := len(src)/columns, 0; i < columns; i++ {
+		t.KVTierSet(offset+i*stride, src[i*length:(i+1)*length])
+	}
+}
 
 const (
 	tierTestCells, tierTestHeads, tierTestKDim, tierTestVDim = 40, 3, 4, 5
@@ -283,8 +297,9 @@ func TestKVTierUnsupportedCachesSayWhy(t *testing.T) {
 			c.values[7] = c.values[2]
 			delete(c.values, 2)
 		},
-		"V is transposed on the device (OLLAMA_FLASH_ATTENTION=1 avoids that)": func(c *Causal) {
+		"V is transposed on a device that can't copy it exactly (OLLAMA_FLASH_ATTENTION=1 avoids that)": func(c *Causal) {
 			*c = *tierTestCache(true, false)
+			c.values[2].(*tierTensorFake).inexact = true
 		},
 	} {
 		c := tierTestCache(false, true)

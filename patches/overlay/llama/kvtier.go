@@ -35,11 +35,14 @@ func (c *Context) KVTierDescribe() (KVTierContext, string) {
 	}, ""
 }
 
-// KVTierTensor is K or V of one layer, of all sequences. Implements rows.Tensor.
+// KVTierTensor is K or V of one layer, of all sequences.
 type KVTierTensor struct{ t *C.struct_ggml_tensor }
 
 // KVTierType is GGML's name of the element type, "f16".
 func (t KVTierTensor) KVTierType() string { return C.GoString(C.ggml_type_name(t.t._type)) }
+
+// KVTierPointer is GGML's, for those who know it by another package.
+func (t KVTierTensor) KVTierPointer() unsafe.Pointer { return unsafe.Pointer(t.t) }
 
 // KVTierHost returns the tensor's memory if it lies in a buffer that the CPU can access, else nil.
 func (t KVTierTensor) KVTierHost() []byte {

@@ -11,6 +11,14 @@ type Tensor interface {
 	KVTierSet(offset int, src []byte)
 }
 
+// Columns is what a tensor offers, too, whose rows may be stored permuted where the CPU can't access them.
+type Columns interface {
+	// KVTierGetColumns copies the beginnings of columns, of which the first lies at offset and each other one stride bytes behind
+	// the one before it, into dst without gaps. KVTierSetColumns copies them back.
+	KVTierGetColumns(offset, stride, columns int, dst []byte)
+	KVTierSetColumns(offset, stride, columns int, src []byte)
+}
+
 // Written is what a tensor offers, too, whose backend has to know of what the host writes.
 type Written interface {
 	KVTierWritten()
@@ -43,9 +51,7 @@ func (p Plane) Read(cells []int32, dst []byte) {
 			transpose(out, p.RowBytes, host[2*first:], 2*p.Cells, p.RowBytes/2, n)
 		case p.Permuted:
 			columns := make([]byte, len(out))
-			for col := range p.RowBytes / 2 {
-				p.Tensor.KVTierGet(2*(first+p.Cells*col), columns[2*n*col:2*n*(col+1)])
-			}
+			p.Tensor.(Columns).KVTierGetColumns(2*first, 2*p.Cells, p.RowBytes/2, columns)
 			transpose(out, p.RowBytes, columns, 2*n, p.RowBytes/2, n)
 		case host != nil:
 			copy(out, host[first*p.RowBytes:])
@@ -71,9 +77,7 @@ func (p Plane) Write(cells []int32, chunk Chunk) {
 		case p.Permuted:
 			columns := make([]byte, len(src))
 			transpose(columns, 2*n, src, p.RowBytes, n, p.RowBytes/2)
-			for col := range p.RowBytes / 2 {
-				p.Tensor.KVTierSet(2*(first+p.Cells*col), columns[2*n*col:2*n*(col+1)])
-			}
+			p.Tensor.(Columns).KVTierSetColumns(2*first, 2*p.Cells, p.RowBytes/2, columns)
 		case host != nil:
 			copy(host[first*p.RowBytes:], src)
 		default:

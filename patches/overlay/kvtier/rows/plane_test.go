@@ -28,6 +28,19 @@ func (m *memory) KVTierSet(offset int, src []byte) {
 	copy(m.data[offset:offset+len(src)], src)
 }
 
+func (m *memory) KVTierGetColumns(offset, stride, columns int, dst []byte) {
+	for length, i := len(dst)/columns, 0; i < columns; i++ {
+		m.KVTierGet(offset+i*stride, dst[i*length:(i+1)*length])
+	}
+}
+
+func (m *memory) KVTierSetColumns(offset, stride, columns int, src []byte) {
+	m.sets++
+	for length, i := len(src)/columns, 0; i < columns; i++ {
+		copy(m.data[offset+i*stride:], src[i*length:(i+1)*length])
+	}
+}
+
 // counted notes how much of a row was written when it was told so.
 type counted struct {
 	*memory
@@ -124,10 +137,12 @@ func TestWriteTouchesOnlyTheCellsOfItsChunks(t *testing.T) {
 }
 
 func TestADeviceIsWrittenOncePerRunOfCells(t *testing.T) {
-	p, m := testPlane(false, false)
-	p.Write([]int32{0, 1, 2, 3, 20, 21}, Chunk{Data: make([]byte, 6*p.RowBytes)})
-	if m.sets != 2 {
-		t.Errorf("%d writes for 2 runs of cells", m.sets)
+	for _, permuted := range []bool{false, true} {
+		p, m := testPlane(permuted, false)
+		p.Write([]int32{0, 1, 2, 3, 20, 21}, Chunk{Data: make([]byte, 6*p.RowBytes)})
+		if m.sets != 2 {
+			t.Errorf("permuted=%v: %d writes for 2 runs of cells", permuted, m.sets)
+		}
 	}
 }
 

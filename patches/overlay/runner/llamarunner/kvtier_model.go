@@ -106,9 +106,8 @@ func tierType(layers []llama.KVTierLayer) (dtype, reason string) {
 			return "", "K and V of several types"
 		case l.VTransposed && dtype != "f16":
 			return "", "V is transposed and quantised"
-		case l.VTransposed && l.V.KVTierHost() == nil:
-			// One element of V at a time would cross the bus, with the runner's lock held.
-			return "", "V is transposed on the device (OLLAMA_FLASH_ATTENTION=1 avoids that)"
+		case l.VTransposed && l.V.KVTierHost() == nil && !ggml.KVTierCopiesColumns(l.V.KVTierPointer()):
+			return "", "V is transposed on a device that can't copy it exactly (OLLAMA_FLASH_ATTENTION=1 avoids that)"
 		}
 	}
 	return dtype, ""

@@ -7,6 +7,7 @@ import (
 	"github.com/ollama/ollama/kvtier/rows"
 	"github.com/ollama/ollama/kvtier/tiering"
 	"github.com/ollama/ollama/llama"
+	"github.com/ollama/ollama/ml/backend/ggml"
 )
 
 // tierHost is the llama.cpp runner as package tier sees it.
@@ -197,22 +198,46 @@ func (r *tierRows) local(cells []int32) []int32 {
 	return local
 }
 
+// llamaTensor is a tensor of llama.cpp's with what GGML's backend does for both runners.
+type llamaTensor struct{ llama.KVTierTensor }
+
+func (t llamaTensor) KVTierGetColumns(offset, stride, columns int, dst []byte) {
+	ggml.KVTierGetColumns(t.KVTierPointer(), offset, stride, columns, dst)
+}
+
+func (t llamaTensor) KVTierSetColumns(offset, stride, columns int, src []byte) {
+	ggml.KVTierSetColumns(t.KVTierPointer(), offset, stride, columns, src)
+}
+
 // streamTensor is the part of a tensor that one stream has.
 type streamTensor struct {
-	rows.Tensor
+	tierTensor
 	base, size int
 }
 
+type tierTensor interface {
+	rows.Tensor
+	rows.Columns
+}
+
 func (t streamTensor) KVTierHost() []byte {
-	if host := t.Tensor.KVTierHost(); host != nil {
+	if host := t.tierTensor.KVTierHost(); host != nil {
 		return host[t.base : t.base+t.size]
 	}
 	return nil
 }
 
-func (t streamTensor) KVTierGet(offset int, dst []byte) { t.Tensor.KVTierGet(t.base+offset, dst) }
+func (t streamTensor) KVTierGet(offset int, dst []byte) { t.tierTensor.KVTierGet(t.base+offset, dst) }
 
-func (t streamTensor) KVTierSet(offset int, src []byte) { t.Tensor.KVTierSet(t.base+offset, src) }
+func (t streamTensor) KVTierSet(offset int, src []byte) { t.tierTensor.KVTierSet(t.base+offset, src) }
+
+func (t streamTensor) KVTierGetColumns(offset, stride, columns int, dst []byte) {
+	t.tierTensor.KVTierGetColumns(t.base+offset, stride, columns, dst)
+}
+
+func (t streamTensor) KVTierSetColumns(offset, stride, columns int, src []byte) {
+	t.tierTensor.KVTierSetColumns(t.base+offset, stride, columns, src)
+}
 
 func newTierRows(context tierCells, info llama.KVTierContext, layers []llama.KVTierLayer) *tierRows {
 	r := &tierRows{
@@ -223,9 +248,9 @@ func newTierRows(context tierCells, info llama.KVTierContext, layers []llama.KVT
 		var planes []rows.Plane
 		for _, l := range layers {
 			planes = append(planes, rows.Plane{
-				Tensor: streamTensor{l.K, stream * l.KStreamBytes, l.KStreamBytes}, RowBytes: l.KRowBytes, Cells: info.Cells,
+				Tensor: streamTensor{llamaTensor{l.K}, stream * l.KStreamBytes, l.KStreamBytes}, RowBytes: l.KRowBytes, Cells: info.Cells,
 			}, rows.Plane{
-				Tensor: streamTensor{l.V, stream * l.VStreamBytes, l.VStreamBytes}, RowBytes: l.VRowBytes, Cells: info.Cells,
+				Tensor: streamTensor{llamaTensor{l.V}, stream * l.VStreamBytes, l.VStreamBytes}, RowBytes: l.VRowBytes, Cells: info.Cells,
 				Permuted: l.VTransposed,
 			})
 		}

@@ -212,6 +212,18 @@ func (m memory) KVTierGet(offset int, dst []byte) { copy(dst, m.data[offset:]) }
 
 func (m memory) KVTierSet(offset int, src []byte) { copy(m.data[offset:], src) }
 
+func (m memory) KVTierGetColumns(offset, stride, columns int, dst []byte) {
+	for length, i := len(dst)/columns, 0; i < columns; i++ {
+		m.KVTierGet(offset+i*stride, dst[i*length:(i+1)*length])
+	}
+}
+
+func (m memory) KVTierSetColumns(offset, stride, columns int, src []byte) {
+	for length, i := len(src)/columns, 0; i < columns; i++ {
+		m.KVTierSet(offset+i*stride, src[i*length:(i+1)*length])
+	}
+}
+
 func TestTierRowsLieInTheirSlotsStream(t *testing.T) {
 	const rowBytes, streams = 4, 3
 	for _, host := range []bool{true, false} {

@@ -80,6 +80,20 @@ func (t *tierFakeTensor) KVTierGet(offset int, dst []byte) { copy(dst, t.data[of
 
 func (t *tierFakeTensor) KVTierSet(offset int, src []byte) { copy(t.data[offset:], src) }
 
+func (t *tierFakeTensor) KVTierCopiesColumns() bool { return true }
+
+func (t *tierFakeTensor) KVTierGetColumns(offset, stride, columns int, dst []byte) {
+	for length, i := len(dst)/columns, 0; i < columns; i++ {
+		t.KVTierGet(offset+i*stride, dst[i*length:(i+1)*length])
+	}
+}
+
+func (t *tierFakeTensor) KVTierSetColumns(offset, stride, columns int, src []byte) {
+	for length, i := len(src)/columns, 0; i < columns; i++ {
+		t.KVTierSet(offset+i*stride, src[i*length:(i+1)*length])
+	}
+}
+
 const (
 	tierFakeCtx      = 1024
 	tierFakeRowBytes = 2 * 4 * 2

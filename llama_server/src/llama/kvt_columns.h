@@ -1,0 +1,1 @@
+../../../patches/overlay/ml/backend/ggml/kvtier_columns.h

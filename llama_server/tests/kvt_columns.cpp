@@ -1,0 +1,113 @@
+// Columns of tensors by GGML's own copies, as kvt_columns.h has them, on GGML's CPU backend: for that file its memory is a device's.
+// What is written lies where it belongs and all else is as it was, what is read is what lies there, in one piece and in many.
+// WRONG_COPY names what the backend does wrong, and then the device must be turned down.
+#define KVT_STAGING_BYTES ((size_t) 1200)
+#define KVT_SPAN_BYTES ((size_t) 9000)
+
+#include "ggml-backend.h"
+#include "ggml.h"
+
+// GGML's CPU memory names no device.
+#define ggml_backend_buft_get_device(type) ((void) (type), ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU))
+
+#ifdef WRONG_COPY
+// The bits of an element, of one kind only; or one element too far.
+static ggml_tensor * wrong_copy(ggml_context * context, ggml_tensor * from, ggml_tensor * to);
+#define ggml_cpy wrong_copy
+#endif
+#include "kvt_columns.h"
+#undef ggml_cpy
+#undef ggml_backend_buft_get_device
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#ifdef WRONG_COPY
+static ggml_tensor * wrong_copy(ggml_context * context, ggml_tensor * from, ggml_tensor * to) {
+    enum { lost, shifted, flushed };
+    if (WRONG_COPY == flushed) { // what is too small for a normal number becomes 0
+        ggml_tensor * tensor = from;
+        for (int64_t row = 0; row < tensor->ne[1]; ++row) {
+            for (int64_t i = 0; i < tensor->ne[0]; ++i) {
+                auto * bits = reinterpret_cast<uint16_t *>(static_cast<char *>(tensor->data) + row*tensor->nb[1] + i*tensor->nb[0]);
+                *bits = (*bits & 0x7c00) == 0 ? (uint16_t) (*bits & 0x8000) : *bits;
+            }
+        }
+    }
+    if (WRONG_COPY == shifted && to->view_src != nullptr) {
+        to = ggml_view_2d(context, to->view_src, to->ne[0], to->ne[1], to->nb[1], to->view_offs + ggml_type_size(to->type));
+        ggml_backend_view_init(to);
+    }
+    return WRONG_COPY == lost && to->view_src != nullptr ? ggml_cpy(context, from, from) : ggml_cpy(context, from, to);
+}
+#endif
+
+struct made {
+    ggml_context * context = ggml_init({ 4*ggml_tensor_overhead(), nullptr, true });
+    ggml_tensor * tensor;
+    ggml_backend_buffer_t buffer;
+
+    made(ggml_backend_t backend, ggml_type type, int64_t cells, int64_t elements) : tensor(ggml_new_tensor_2d(context, type, cells, elements)) {
+        buffer = ggml_backend_alloc_buffer(backend, ggml_nbytes(tensor) + 4096);
+        ggml_backend_tensor_alloc(buffer, tensor, ggml_backend_buffer_get_base(buffer));
+    }
+    made(const made &) = delete;
+    made & operator=(const made &) = delete;
+    ~made() {
+        ggml_backend_buffer_free(buffer);
+        ggml_free(context);
+    }
+};
+
+[[maybe_unused]] static bool same(ggml_backend_t backend, ggml_type type, std::mt19937 & random) {
+    const auto pick = [&random](size_t from, size_t to) { return std::uniform_int_distribution<size_t>(from, to)(random); };
+    const size_t size = ggml_type_size(type), cells = pick(1, 300), elements = pick(1, 200), count = pick(1, cells), first = pick(0, cells - count);
+    const size_t before = pick(0, elements - 1), some = elements - before; // as the stream of a slot begins within a tensor
+    const made of(backend, type, (int64_t) cells, (int64_t) elements);
+    std::vector<char> wanted(cells*elements*size), rows(count*some*size), got(rows.size()), now(wanted.size());
+    for (auto * bytes : { &wanted, &rows }) {
+        std::generate(bytes->begin(), bytes->end(), [&random] { return (char) (random() & 0x3f); }); // no bits that are no number
+    }
+    ggml_backend_tensor_set(of.tensor, wanted.data(), 0, wanted.size());
+    const kvt_columns which { (before*cells + first)*size, cells*size, some, count };
+    const bool done = kvt_get_columns(of.tensor, which, got.data());
+    for (size_t element = 0; element < some; ++element) {
+        char * there = wanted.data() + ((before + element)*cells + first)*size;
+        if (std::memcmp(there, got.data() + element*count*size, count*size) != 0) {
+            std::printf("read: element %zu of %zu differs\n", element, some);
+            return false;
+        }
+        std::memcpy(there, rows.data() + element*count*size, count*size);
+    }
+    const bool written = kvt_set_columns(of.tensor, which, rows.data());
+    ggml_backend_tensor_get(of.tensor, now.data(), 0, now.size());
+    if (!done || !written || now != wanted) {
+        std::printf("written: done %d %d, %zu cells of %zu, %zu elements of %zu\n", done, written, count, cells, some, elements);
+        return false;
+    }
+    return true;
+}
+
+int main() {
+    ggml_backend_load_all();
+    ggml_backend_t backend = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
+    std::mt19937 random(1);
+#ifdef WRONG_COPY
+    const made of(backend, GGML_TYPE_F16, 8, 8);
+    const bool passed = kvt_device_of_columns(of.tensor) == nullptr;
+#else
+    bool passed = true;
+    for (int i = 0; i < 300 && passed; ++i) {
+        passed = same(backend, i % 3 == 0 ? GGML_TYPE_F32 : i % 3 == 1 ? GGML_TYPE_BF16 : GGML_TYPE_F16, random);
+    }
+    const made quantised(backend, GGML_TYPE_Q8_0, 32, 8);
+    passed = passed && kvt_device_of_columns(quantised.tensor) == nullptr;
+#endif
+    ggml_backend_free(backend);
+    std::puts(passed ? "passed" : "failed");
+    return passed ? 0 : 1;
+}
