@@ -23,7 +23,7 @@ def passed(server: Path, to: Path, *defined: str) -> bool:
     command += [str(SOURCE / "tests/kvt_columns.cpp"), f"-L{libraries}", "-o", str(to)]
     command += ["-lggml", "-lggml-base", "-lggml-cpu", f"-Wl,-rpath,{libraries}"]
     subprocess.run(command, check=True, timeout=600)
-    done = subprocess.run([to], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([to], capture_output=True, text=True, timeout=300)
     return (done.returncode, done.stdout) == (0, "passed\n")
 
 
