@@ -35,13 +35,14 @@ def engines(day: Day) -> Outcome:
     if day.stand_in:
         return Outcome(LACKING, why=NO_GPU)
     servers = day.work / "llama-server"
-    env = {
-        "OLLAMA_TIERING_TEST_BINARY": str(day.work / PROGRAM / "ollama"),
-        "OLLAMA_TIERING_TEST_LLAMA_SERVER": str(servers / SERVER),
-        "OLLAMA_TIERING_TEST_LLAMA_SERVER_STOCK": str(servers / STOCK_SERVER),
-        "OLLAMA_TIERING_TEST_GPU": str(day.work / CUDA_OLLAMA),
-        "OLLAMA_TIERING_TEST_GPU_LLAMA_CPP": str(day.work / CUDA_LLAMA_CPP),
+    places = {
+        "OLLAMA_TIERING_TEST_BINARY": day.work / PROGRAM / "ollama",
+        "OLLAMA_TIERING_TEST_LLAMA_SERVER": servers / SERVER,
+        "OLLAMA_TIERING_TEST_LLAMA_SERVER_STOCK": servers / STOCK_SERVER,
+        "OLLAMA_TIERING_TEST_GPU": day.work / CUDA_OLLAMA,
+        "OLLAMA_TIERING_TEST_GPU_LLAMA_CPP": day.work / CUDA_LLAMA_CPP,
     }
+    env = {name: str(place) for name, place in places.items() if place.exists()}
     # plugins of that Python may warn, which is not ours to fail for
     words = ("-p", "no:cacheprovider", "-W", "default", "-n", str(AT_ONCE), "-v", "-rs")
     said = _said(day.out / "engines.txt", "pytest", *words, TESTS, **env)
