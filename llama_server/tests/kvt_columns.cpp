@@ -11,12 +11,11 @@
 #define ggml_backend_buft_get_device(type) ((void) (type), ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU))
 
 #ifdef WRONG_COPY
-// The bits of an element, of one kind only; or one element too far.
-static ggml_tensor * wrong_copy(ggml_context * context, ggml_tensor * from, ggml_tensor * to);
-#define ggml_cpy wrong_copy
+static ggml_status wrong_compute(ggml_backend_t queue, ggml_cgraph * graph);
+#define ggml_backend_graph_compute wrong_compute
 #endif
 #include "kvt_columns.h"
-#undef ggml_cpy
+#undef ggml_backend_graph_compute
 #undef ggml_backend_buft_get_device
 
 #include <algorithm>
@@ -27,22 +26,27 @@ static ggml_tensor * wrong_copy(ggml_context * context, ggml_tensor * from, ggml
 #include <vector>
 
 #ifdef WRONG_COPY
-static ggml_tensor * wrong_copy(ggml_context * context, ggml_tensor * from, ggml_tensor * to) {
-    enum { lost, shifted, flushed };
-    if (WRONG_COPY == flushed) { // what is too small for a normal number becomes 0
-        ggml_tensor * tensor = from;
-        for (int64_t row = 0; row < tensor->ne[1]; ++row) {
-            for (int64_t i = 0; i < tensor->ne[0]; ++i) {
-                auto * bits = reinterpret_cast<uint16_t *>(static_cast<char *>(tensor->data) + row*tensor->nb[1] + i*tensor->nb[0]);
-                *bits = (*bits & 0x7c00) == 0 ? (uint16_t) (*bits & 0x8000) : *bits;
+static ggml_status wrong_compute(ggml_backend_t queue, ggml_cgraph * graph) {
+    enum { lost, shifted, flushed, packed };
+    ggml_tensor * copy = ggml_graph_node(graph, 0);
+    const ggml_tensor * from = copy->src[0];
+    if (WRONG_COPY == lost || (WRONG_COPY == packed && from->ne[0] > 1)) {
+        return WRONG_COPY == lost ? GGML_STATUS_SUCCESS : ggml_backend_graph_compute(queue, graph);
+    }
+    if (WRONG_COPY == shifted) { // a cell too far
+        copy->data = static_cast<char *>(copy->data) + ggml_type_size(copy->type);
+    }
+    for (int64_t element = 0; element < from->ne[2]; ++element) {
+        for (int64_t cell = 0; cell < from->ne[0]; ++cell) {
+            auto * bits = reinterpret_cast<uint16_t *>(static_cast<char *>(from->data) + element*(int64_t) from->nb[2] + cell*(int64_t) from->nb[0]);
+            if (WRONG_COPY == flushed && (*bits & 0x7c00) == 0) { // what is too small for a normal number becomes 0
+                *bits &= 0x8000;
+            } else if (WRONG_COPY == packed) { // one element of each row, one behind the other, as CUDA does with what it takes for transposed
+                static_cast<uint16_t *>(copy->data)[element] = *bits;
             }
         }
     }
-    if (WRONG_COPY == shifted && to->view_src != nullptr) {
-        to = ggml_view_2d(context, to->view_src, to->ne[0], to->ne[1], to->nb[1], to->view_offs + ggml_type_size(to->type));
-        ggml_backend_view_init(to);
-    }
-    return WRONG_COPY == lost && to->view_src != nullptr ? ggml_cpy(context, from, from) : ggml_cpy(context, from, to);
+    return WRONG_COPY == packed ? GGML_STATUS_SUCCESS : ggml_backend_graph_compute(queue, graph);
 }
 #endif
 

@@ -16,10 +16,12 @@ from ollama_tiering.launch import ollama
 from ollama_tiering.launch.address import Address, free_address
 from ollama_tiering.launch.block_service import ask
 from ollama_tiering.launch.process import Child
+from ollama_tiering.sidecar.content.contents import BEING_READ
 from ollama_tiering.store import block_store_pb2 as pb
 
 MODEL = "tiering-demo"
 _REPORT_SECONDS = 30.0
+_CHECK_SECONDS = 600.0  # gigabytes of a model are read, with low priority
 _UNLOAD_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 
@@ -94,14 +96,19 @@ class OllamaDriver:
         return self.api.generate(MODEL, prompt, num_predict=new_tokens, **self._options)
 
     def settle(self) -> pb.RunnerReport:
-        """Waits for the runner's report, which comes when it has stored what it computed."""
-        deadline = time.monotonic() + _REPORT_SECONDS
+        """Waits for the runner's report, which comes when it has stored what it computed. Until the
+        sidecar has checked the model's file nothing is stored.
+        """
+        begun = time.monotonic()
+        deadline = begun + _REPORT_SECONDS
         while True:
             storing = False
             for report in self._runners():
-                if not report.tiered:
+                if report.reason == BEING_READ and time.monotonic() < begun + _CHECK_SECONDS:
+                    deadline = time.monotonic() + _REPORT_SECONDS
+                elif not report.tiered:
                     raise ServiceError(f"the runner does not tier this model: {report.reason}")
-                if report.requests >= self._asked:
+                elif report.requests >= self._asked:
                     storing = report.to_store > 0
                     if not storing:
                         self.last_report = report

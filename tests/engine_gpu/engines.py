@@ -85,6 +85,8 @@ class Engine(Protocol):
         """Whether rows are in the memory of the device, as its log says."""
         ...
 
+    def log(self) -> str: ...
+
     def close(self) -> None: ...
 
 
@@ -153,6 +155,9 @@ class Ollama:
 
     def on_device(self) -> bool:
         return offloaded(self.server)[0] > 0 and self._said in self.server.log_text()
+
+    def log(self) -> str:
+        return self.server.log_text()
 
     def close(self) -> None:
         self.server.__exit__()
@@ -240,6 +245,9 @@ class LlamaCpp:
     def on_device(self) -> bool:
         said = rf"{self._backend.name}\d (KV|RS) buffer size"
         return bool(re.search(said, self.server.log.read_text()))
+
+    def log(self) -> str:
+        return self.server.log.read_text(errors="replace")
 
     def close(self) -> None:
         if self.server.process is not None and self.server.process.poll() is None:

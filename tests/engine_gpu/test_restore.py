@@ -72,8 +72,10 @@ def text(count: int, seed: object) -> str:
 def restored_by(engine: Engine) -> int:
     """Rows, for its last answer."""
     rows = engine.restored()
-    if not rows and engine.late():
-        raise LookupTooSlow
+    if not rows:
+        print(engine.log()[-20_000:])
+        if engine.late():
+            raise LookupTooSlow
     return rows
 
 
@@ -187,26 +189,46 @@ def test_behind_a_context_shift_nothing_comes_back_and_all_before_it_does(
     until_heard(check)
 
 
+def numbers(bits: Any) -> list[float]:
+    """All that are no whole ones."""
+    if isinstance(bits, float):
+        return [bits]
+    parts = bits if isinstance(bits, (list, tuple)) else vars(bits).values()
+    return [one for part in parts if not isinstance(part, (str, int)) for one in numbers(part)]
+
+
 @pytest.mark.parametrize("name", ["Go engine", "llama-server"])
 def test_two_slots_get_their_own_rows(begin: Begin, sidecar: Sidecar, name: str) -> None:
+    """The slot that is asked first gets the first cells. If stock's bits depend on that (on CUDA,
+    in the Go engine, attention sums by cells), the answers are those of other cells.
+    """
     kind, model, how = ENGINES[name]
     way = (kind, model, {**how, **TWO_SLOTS[kind]})
 
-    def check(attempt: int) -> None:
-        prompts = [text(FIRST, (name, number, attempt)) for number in range(2)]
+    def of_stock(prompts: list[str]) -> dict[str, Said]:
         engine = begin(*way)
         for prompt in prompts:
             engine.ask(prompt)
-        wanted = [engine.ask(prompt + TAIL) for prompt in prompts]
-        assert [answer.resumed for answer in wanted] == [FIRST, FIRST]
+        said = {prompt: engine.ask(prompt + TAIL) for prompt in prompts}
+        assert [answer.resumed for answer in said.values()] == [FIRST, FIRST]
         engine.close()
+        return said
+
+    def check(attempt: int) -> None:
+        prompts = [text(FIRST, (name, number, attempt)) for number in range(2)]
+        wanted = of_stock(prompts)
+        in_any_cells = wanted == of_stock(prompts[::-1])
         tiered = begin(*way, sidecar)
         for prompt in prompts:
             tiered.ask(prompt)
         tiered.lose(End.RESTART)
-        for prompt, hit in reversed(list(zip(prompts, wanted, strict=True))):
+        for prompt in reversed(prompts):
             answer, restored = tiered.ask(prompt + TAIL), restored_by(tiered)
-            assert (answer, restored) == (hit, FIRST)
+            hit = wanted[prompt]
+            assert (answer.resumed, answer.text, restored) == (FIRST, hit.text, FIRST)
+            if in_any_cells:
+                assert answer == hit
+            assert numbers(answer.bits) == pytest.approx(numbers(hit.bits), abs=0.01)
 
     until_heard(check)
 

@@ -10,6 +10,7 @@ import pytest
 from ollama_tiering.engines import ollama_driver
 from ollama_tiering.engines.ollama_driver import OllamaDriver
 from ollama_tiering.errors import ServiceError
+from ollama_tiering.sidecar.content.contents import BEING_READ
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 
 
@@ -39,6 +40,17 @@ def test_it_goes_on_when_nothing_is_left_to_be_stored(monkeypatch: pytest.Monkey
     reports = (report(0), report(1, to_store=2), report(1, to_store=1), report(1))
     one = driver(monkeypatch, *reports)
     assert one.settle() == one.last_report == reports[-1]
+
+
+def test_a_model_whose_file_is_being_checked_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = pb.RunnerReport(tiered=False, reason=BEING_READ)
+    one = driver(monkeypatch, *[checked] * 10, report(1))
+    monkeypatch.setattr(ollama_driver, "_REPORT_SECONDS", 0.02)
+    monkeypatch.setattr(ollama_driver, "_POLL_SECONDS", 0.01)  # ten of them take longer
+    assert one.settle() == report(1)
+    monkeypatch.setattr(ollama_driver, "_CHECK_SECONDS", 0.05)
+    with pytest.raises(ServiceError, match=BEING_READ):
+        driver(monkeypatch, checked).settle()
 
 
 @pytest.mark.parametrize(

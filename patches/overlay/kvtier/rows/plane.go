@@ -14,7 +14,7 @@ type Tensor interface {
 // Columns is what a tensor offers, too, whose rows may be stored permuted where the CPU can't access them.
 type Columns interface {
 	// KVTierGetColumns copies the beginnings of columns, of which the first lies at offset and each other one stride bytes behind
-	// the one before it, into dst without gaps. KVTierSetColumns copies them back.
+	// the one before it, into dst without gaps. KVTierSetColumns copies them back. Used by several goroutines.
 	KVTierGetColumns(offset, stride, columns int, dst []byte)
 	KVTierSetColumns(offset, stride, columns int, src []byte)
 }

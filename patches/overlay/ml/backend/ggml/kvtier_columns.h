@@ -40,12 +40,17 @@ static inline bool kvt_copy_columns(const struct kvt_column_device * by, struct 
     if (context == NULL) {
         return false;
     }
-    struct ggml_tensor * staged = ggml_new_tensor_2d(context, of->type, (int64_t) part.cells, (int64_t) part.elements);
-    struct ggml_tensor * view = ggml_view_2d(context, of, (int64_t) part.cells, (int64_t) part.elements, part.column_bytes, part.first_byte);
+    // Of three dimensions: where a row has one element, CUDA and Vulkan take [1][elements] for a transposed matrix, and CUDA writes it
+    // without gaps, over others.
+    const size_t size = ggml_type_size(of->type);
+    const int64_t cells = (int64_t) part.cells, elements = (int64_t) part.elements;
+    struct ggml_tensor * staged = ggml_new_tensor_1d(context, of->type, cells*elements);
+    struct ggml_tensor * packed = ggml_view_3d(context, staged, cells, 1, elements, (part.cells + 1)*size, part.cells*size, 0);
+    struct ggml_tensor * view = ggml_view_3d(context, of, cells, 1, elements, part.column_bytes, part.column_bytes, part.first_byte);
+    struct ggml_tensor * copy = write ? ggml_cpy(context, packed, view) : ggml_cpy(context, view, packed);
     bool done = ggml_backend_tensor_alloc(by->staging, staged, ggml_backend_buffer_get_base(by->staging)) == GGML_STATUS_SUCCESS &&
-                ggml_backend_view_init(view) == GGML_STATUS_SUCCESS;
-    struct ggml_tensor * copy = write ? ggml_cpy(context, staged, view) : ggml_cpy(context, view, staged);
-    done = done && ggml_backend_view_init(copy) == GGML_STATUS_SUCCESS && ggml_backend_supports_op(by->queue, copy);
+                ggml_backend_view_init(packed) == GGML_STATUS_SUCCESS && ggml_backend_view_init(view) == GGML_STATUS_SUCCESS &&
+                ggml_backend_view_init(copy) == GGML_STATUS_SUCCESS && ggml_backend_supports_op(by->queue, copy);
     if (done) {
         struct ggml_cgraph * graph = ggml_new_graph_custom(context, 8, false);
         ggml_build_forward_expand(graph, copy);
@@ -102,10 +107,10 @@ static inline void kvt_fill_patterns(enum ggml_type type, char * to, size_t coun
     }
 }
 
-// Whether a copy into some cells and back gives the same bits, and leaves all other cells alone.
-static inline bool kvt_columns_are_exact(const struct kvt_column_device * by, ggml_backend_buffer_type_t memory, enum ggml_type type) {
-    enum { cells = 300, elements = 256, first = 19, count = 256, filler = 0xa5 };
-    const size_t size = ggml_type_size(type), whole = (size_t) cells*elements*size, part = (size_t) count*elements*size;
+// Whether a copy into so many cells and back gives the same bits, and leaves all other cells alone.
+static inline bool kvt_columns_are_exact(const struct kvt_column_device * by, ggml_backend_buffer_type_t memory, enum ggml_type type, size_t count) {
+    enum { cells = 300, elements = 256, first = 19, filler = 0xa5 };
+    const size_t size = ggml_type_size(type), whole = (size_t) cells*elements*size, part = count*elements*size;
     struct ggml_init_params parameters = { 2*ggml_tensor_overhead(), NULL, true };
     struct ggml_context * context = ggml_init(parameters);
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(memory, whole + 4096);
@@ -115,7 +120,7 @@ static inline bool kvt_columns_are_exact(const struct kvt_column_device * by, gg
         char * const wanted = bytes, * const got = bytes + part, * const tensor = got + part, * const expected = tensor + whole;
         struct ggml_tensor * of = ggml_new_tensor_2d(context, type, cells, elements);
         const struct kvt_columns columns = { first*size, cells*size, elements, count };
-        kvt_fill_patterns(type, wanted, (size_t) count*elements);
+        kvt_fill_patterns(type, wanted, count*elements);
         memset(expected, filler, whole);
         exact = ggml_backend_tensor_alloc(buffer, of, ggml_backend_buffer_get_base(buffer)) == GGML_STATUS_SUCCESS;
         if (exact) {
@@ -158,7 +163,7 @@ static inline const struct kvt_column_device * kvt_device_of_columns(struct ggml
     found->type = tensor->type;
     found->queue = ggml_backend_dev_init(device, NULL);
     found->staging = found->queue != NULL ? ggml_backend_buft_alloc_buffer(memory, KVT_STAGING_BYTES) : NULL;
-    if (found->staging == NULL || !kvt_columns_are_exact(found, memory, tensor->type)) {
+    if (found->staging == NULL || !kvt_columns_are_exact(found, memory, tensor->type, 256) || !kvt_columns_are_exact(found, memory, tensor->type, 1)) {
         ggml_backend_buffer_free(found->staging);
         ggml_backend_free(found->queue);
         found->staging = NULL;
