@@ -201,21 +201,25 @@ def prefetch(day: Day) -> Outcome:
     outcome = judged(day, [*runs.values(), mirrored], *notes)
     outcome.figures = rates
     pinned = day.figures("rates").get(kernels.PINNED)
-    outcome.bounds = copy_bounds(asker.sizes, rates["0"], in_turn.get("0"), pinned)
+    hot = rates[str(asker.sizes.shape.layers)]
+    outcome.bounds = copy_bounds(asker.sizes, rates["0"], in_turn.get("0"), hot, pinned)
     return outcome
 
 
 def copy_bounds(
-    sizes: Sizes, ahead: float, in_turn: float | None, pinned: float | None
+    sizes: Sizes, ahead: float, in_turn: float | None, hot: float, pinned: float | None
 ) -> dict[str, float | None]:
-    """Of decode with all K/V in pinned memory, by tokens/s in both ways and measured bytes/s. Open
-    where a part of them was not measured.
+    """Of decode with all K/V in pinned memory, by tokens/s in both ways and with all K/V hot, and
+    measured bytes/s. Open where a part of them was not measured. Copies and computing that go on
+    at the same time save the shorter of both.
     """
     if not pinned or not ahead:
         return {}
     # what a token in the middle of the answer reads; a little more is staged, in steps of cells
     used = (sizes.prompt_tokens + sizes.new_tokens / 2) * sizes.shape.kv_bytes_per_token
-    saved = (1 / in_turn - 1 / ahead) / (used / pinned) if in_turn else None
+    saved = None
+    if in_turn and hot:
+        saved = (1 / in_turn - 1 / ahead) / min(used / pinned, 1 / hot)
     return {"staging": used * ahead / pinned, "ahead": saved}
 
 

@@ -58,7 +58,8 @@ def make(engines: Sequence[str] = BOTH) -> None:
     print(f"packing for {', '.join(engines) or 'the kernels'}, downloading packages", flush=True)
     about = {"commit": begin().code}
     PACK.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch, tarfile.open(PACK, "w:xz") as archive:
+    # preset 9: what the two servers have alike is in there once
+    with tempfile.TemporaryDirectory() as scratch, tarfile.open(PACK, "w:xz", preset=9) as archive:
         if OLLAMA in engines:
             about |= _add_ollama(archive, Path(scratch) / CUDA_OLLAMA)
         if LLAMA_SERVER in engines:

@@ -16,7 +16,7 @@ BOUNDS = {
     "step": ("cold decode, step time ÷ max(copy, compute)", MOST, 1.10),
     "all hot": ("all hot ÷ stock, tokens/s", LEAST, 0.98),
     "staging": ("staged bytes of a token per second ÷ pinned copy", LEAST, 0.90),
-    "ahead": ("time that copying ahead saves ÷ time of the copies", LEAST, 0.80),
+    "ahead": ("time that copying ahead saves ÷ the shorter of copies and computing", LEAST, 0.80),
 }
 _WORDS = {
     DONE: "done",

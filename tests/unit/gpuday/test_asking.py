@@ -101,9 +101,12 @@ def test_stock_without_all_layers_is_no_reference(asker: FakeAsker) -> None:
 def test_rates_of_the_bus_are_judged_only_with_all_their_parts() -> None:
     sizes = asking.sizes_of(DAY)
     pinned = 10.0 * (700 + 8) * sizes.shape.kv_bytes_per_token  # a token's copies take 0.1 s
-    found = asking.copy_bounds(sizes, 8.0, 5.0, pinned)
+    found = asking.copy_bounds(sizes, 8.0, 5.0, 4.0, pinned)
     assert found == {"staging": pytest.approx(0.8), "ahead": pytest.approx((0.2 - 0.125) / 0.1)}
-    assert asking.copy_bounds(sizes, 8.0, None, pinned)["ahead"] is None
+    found = asking.copy_bounds(sizes, 8.0, 5.0, 20.0, pinned)  # a token is computed in 0.05 s
+    assert found["ahead"] == pytest.approx((0.2 - 0.125) / 0.05)
+    for in_turn, hot in ((None, 4.0), (5.0, 0.0)):
+        assert asking.copy_bounds(sizes, 8.0, in_turn, hot, pinned)["ahead"] is None
 
 
 def test_a_planner_that_loses_layers_is_a_failure_and_so_is_nothing_to_plan(
