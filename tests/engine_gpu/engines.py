@@ -65,6 +65,10 @@ class Engine(Protocol):
         """A client that asks and leaves so long after its prompt has begun to be computed."""
         ...
 
+    def settle(self) -> None:
+        """Returns when all that it answered is stored."""
+        ...
+
     def lose(self, end: End) -> None:
         """It starts anew, when all that it answered is stored; so does the sidecar with RESTART."""
         ...
@@ -128,9 +132,12 @@ class Ollama:
             wait_until("it is begun", lambda: len(self.server.loads()) > seen, SECONDS)
             time.sleep(seconds)
 
-    def lose(self, end: End) -> None:
+    def settle(self) -> None:
         if self._sidecar is not None:
             self._sidecar.settle(self.server, self._model)
+
+    def lose(self, end: End) -> None:
+        self.settle()
         if end is End.KILL:
             self.server.kill_runner(self._model)
         else:
@@ -209,11 +216,14 @@ class LlamaCpp:
     def _begun(self) -> int:
         return self.server.log.read_text(errors="replace").count("prompt processing, n_tokens")
 
+    def settle(self) -> None:
+        if self._sidecar is not None:
+            settled(self._sidecar, self.server)
+
     def lose(self, end: End) -> None:
         process = self.server.process
         assert process is not None
-        if self._sidecar is not None:
-            settled(self._sidecar, self.server)
+        self.settle()
         if end is End.KILL:
             self.server.kill()
         else:
