@@ -172,6 +172,9 @@ RECORDS = (
            "python -m measure.attention --isa avx2 --only prefill,decode,quant --rounds 2", 20),
     Record("attention-limits.md", "decode beside what limits it", _ATTENTION,
            "python -m measure.attention --only decode,quant --rounds 3", 15),
+    Record("gpu.md", "an NVIDIA card, lent for some minutes",
+           "stock's library on the same card; copies of pinned memory", "scripts/gpu_day run", 15,
+           "build/gpu_day/pack.tar.xz", long=True, writes_by_itself=True),
     Record("cuda-resources.md", "what the CUDA kernels use, by the assembler", "no spills",
            "scripts/attention/cuda_resources.py", 30, writes_by_itself=True),
 )  # fmt: skip
