@@ -39,7 +39,7 @@ SHAPES: dict[str, ModelShape] = {  # two layers: the least that can be parted
     "gemma3": make_shape("gemma3-tiny"),
     "lfm2": make_shape("lfm2-tiny"),
     "nemotron-h": make_shape("nemotron-h-tiny"),
-    "deepseek2": make_shape("deepseek2-tiny"),
+    "glm4moelite": make_shape("glm4moelite-tiny"),
     "llama4": make_shape("llama4-tiny"),
 }
 
