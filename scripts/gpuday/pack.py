@@ -68,12 +68,20 @@ def make(engines: Sequence[str] = BOTH) -> None:
             about["compiled"] = f"libggml-cuda for sm_{compile.ARCH}, CUDA {compile.MAJOR}"
         (Path(scratch) / ABOUT).write_text(json.dumps(about), encoding="utf-8")
         install(Path(scratch) / SITE)
+        _strip(Path(scratch))
         archive.add(scratch, "")
     size = PACK.stat().st_size / MIB
     print(f"{size:.1f} MiB; with the checkout 64 travel: carry {PACK}")
     if size > _MOST_MIB:
         print(f"that is too much: `--engine {OLLAMA}` and `--engine {LLAMA_SERVER}`, a call each")
     print('there: scripts/gpu_day run --out "$OUT" --minutes 9.5')
+
+
+def _strip(folder: Path) -> None:
+    """Symbols of libraries for those who look for bugs are a third of them."""
+    libraries = [path for path in folder.rglob("*.so*") if not path.is_symlink()]
+    if strip := shutil.which("strip"):
+        run(strip, "--strip-unneeded", *libraries)
 
 
 def _add_ollama(archive: tarfile.TarFile, cuda: Path) -> dict[str, str]:
@@ -133,3 +141,5 @@ def install(site: Path) -> None:
         done = run(*command, *words, "--target", site, "-r", wanted, env=needs)
     if done.returncode:
         raise BuildError("pip:\n" + "\n".join(done.tail))
+    for unused in site.glob("zstandard/_cffi*.so"):  # its other half is used, and as large
+        unused.unlink()
