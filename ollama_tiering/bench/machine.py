@@ -12,11 +12,9 @@ import psutil
 
 from ollama_tiering import __version__
 from ollama_tiering.config import format_size
-from ollama_tiering.errors import MissingTool
-from ollama_tiering.patchset.run import run
+from ollama_tiering.patchset.own_commit import CHECKOUT, commit_of
 
 RECORDS = "docs/measurements"
-CHECKOUT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +94,4 @@ def _code(root: Path) -> str:
     """Commit of the checkout that this runs from, else the version. Records do not count as changes
     of the tree, so the first record of a series does not mark the second one's tree as changed.
     """
-    changes = ("status", "--porcelain", "--", ".", f":(exclude){RECORDS}")
-    try:
-        commit = run("git", "rev-parse", "--short", "HEAD", cwd=root)
-        changed = run("git", *changes, cwd=root)
-    except MissingTool:
-        return __version__
-    if commit.returncode or not (root / "patches").is_dir():
-        return __version__
-    return commit.stdout.strip() + (" with changes" if changed.stdout.strip() else "")
+    return commit_of(root, RECORDS) or __version__

@@ -147,8 +147,26 @@ def _exists(target: str) -> bool:
     return importlib.util.find_spec(target.partition(":")[0]) is not None
 
 
+def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from ollama_tiering.patchset.own_commit import (
+            commit,
+        )  # git takes a moment, which other commands do not
+
+        found = commit()
+        click.echo(f"tiering, version {__version__}{f' (commit {found})' if found else ''}")
+        ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings=CONTEXT_SETTINGS)
-@click.version_option(__version__, prog_name="tiering")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_version,
+    help="Show the version, and the commit if it is known, and exit.",
+)
 @click.option(
     "--debug",
     is_flag=True,
