@@ -38,11 +38,11 @@ which Ollama copied its states aside.
 
 The column "tiered" has one of three values:
 
-- **yes**: every text conversation is stored and restored, with K/V in f16, and in q8_0 and q4_0
-  where stock allows it. With the Go engine and with llama-server this includes the text after an
-  image, if the same image is sent again; its encoder then does not run. In the llama.cpp engine,
-  and where the table says "only the text before an image", what follows the first image of a
-  prompt is not stored.
+- **yes**: every text conversation is stored and restored, on the CPU or a GPU, with flash attention
+  or without, as Ollama chooses; with K/V in f16, and in q8_0 and q4_0 where stock allows it. With
+  the Go engine and with llama-server this includes the text after an image, if the same image is
+  sent again; its encoder then does not run. In the llama.cpp engine, and where the table says
+  "only the text before an image", what follows the first image of a prompt is not stored.
 - **part**: some conversations are, as the table says.
 - **no**: the model runs as in stock; `tiering status` and the log give the reason.
 
