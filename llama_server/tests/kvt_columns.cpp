@@ -28,25 +28,31 @@ static ggml_status wrong_compute(ggml_backend_t queue, ggml_cgraph * graph);
 #ifdef WRONG_COPY
 static ggml_status wrong_compute(ggml_backend_t queue, ggml_cgraph * graph) {
     enum { lost, shifted, flushed, packed };
-    ggml_tensor * copy = ggml_graph_node(graph, 0);
-    const ggml_tensor * from = copy->src[0];
-    if (WRONG_COPY == lost || (WRONG_COPY == packed && from->ne[0] > 1)) {
-        return WRONG_COPY == lost ? GGML_STATUS_SUCCESS : ggml_backend_graph_compute(queue, graph);
-    }
-    if (WRONG_COPY == shifted) { // a cell too far
-        copy->data = static_cast<char *>(copy->data) + ggml_type_size(copy->type);
-    }
-    for (int64_t element = 0; element < from->ne[2]; ++element) {
-        for (int64_t cell = 0; cell < from->ne[0]; ++cell) {
-            auto * bits = reinterpret_cast<uint16_t *>(static_cast<char *>(from->data) + element*(int64_t) from->nb[2] + cell*(int64_t) from->nb[0]);
-            if (WRONG_COPY == flushed && (*bits & 0x7c00) == 0) { // what is too small for a normal number becomes 0
-                *bits &= 0x8000;
-            } else if (WRONG_COPY == packed) { // one element of each row, one behind the other, as CUDA does with what it takes for transposed
-                static_cast<uint16_t *>(copy->data)[element] = *bits;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        ggml_tensor * copy = ggml_graph_node(graph, i);
+        if (copy->op != GGML_OP_CPY) {
+            continue;
+        }
+        const ggml_tensor * from = copy->src[0];
+        if (WRONG_COPY == lost) {
+            copy->op = GGML_OP_NONE;
+        }
+        if (WRONG_COPY == shifted) { // a cell too far
+            copy->data = static_cast<char *>(copy->data) + ggml_type_size(copy->type);
+        }
+        for (int64_t element = 0; element < from->ne[2]; ++element) {
+            for (int64_t cell = 0; cell < from->ne[0]; ++cell) {
+                auto * bits = reinterpret_cast<uint16_t *>(static_cast<char *>(from->data) + element*(int64_t) from->nb[2] + cell*(int64_t) from->nb[0]);
+                if (WRONG_COPY == flushed && (*bits & 0x7c00) == 0) { // what is too small for a normal number becomes 0
+                    *bits &= 0x8000;
+                } else if (WRONG_COPY == packed && from->ne[0] == 1) { // without gaps, as CUDA does with what it takes for transposed
+                    static_cast<uint16_t *>(copy->data)[element] = *bits;
+                    copy->op = GGML_OP_NONE;
+                }
             }
         }
     }
-    return WRONG_COPY == packed ? GGML_STATUS_SUCCESS : ggml_backend_graph_compute(queue, graph);
+    return ggml_backend_graph_compute(queue, graph);
 }
 #endif
 
@@ -69,28 +75,39 @@ struct made {
 
 [[maybe_unused]] static bool same(ggml_backend_t backend, ggml_type type, std::mt19937 & random) {
     const auto pick = [&random](size_t from, size_t to) { return std::uniform_int_distribution<size_t>(from, to)(random); };
-    const size_t size = ggml_type_size(type), cells = pick(1, 300), elements = pick(1, 200), count = pick(1, cells), first = pick(0, cells - count);
+    const size_t size = ggml_type_size(type), cells = pick(1, 300), elements = pick(1, 200);
     const size_t before = pick(0, elements - 1), some = elements - before; // as the stream of a slot begins within a tensor
     const made of(backend, type, (int64_t) cells, (int64_t) elements);
-    std::vector<char> wanted(cells*elements*size), rows(count*some*size), got(rows.size()), now(wanted.size());
+    std::vector<kvt_run> runs;
+    size_t moved = 0;
+    for (size_t cell = pick(0, 3); cell < cells; cell += pick(1, 3)) { // one alone, and many
+        const size_t count = std::min(cells - cell, pick(1, random() % 4 == 0 ? 120 : 3));
+        runs.push_back({ (before*cells + cell)*size, count });
+        moved += count;
+        cell += count;
+    }
+    std::vector<char> wanted(cells*elements*size), rows(moved*some*size), got(rows.size()), now(wanted.size());
     for (auto * bytes : { &wanted, &rows }) {
         std::generate(bytes->begin(), bytes->end(), [&random] { return (char) (random() & 0x3f); }); // no bits that are no number
     }
     ggml_backend_tensor_set(of.tensor, wanted.data(), 0, wanted.size());
-    const kvt_columns which { (before*cells + first)*size, cells*size, some, count };
-    const bool done = kvt_get_columns(of.tensor, which, got.data());
-    for (size_t element = 0; element < some; ++element) {
-        char * there = wanted.data() + ((before + element)*cells + first)*size;
-        if (std::memcmp(there, got.data() + element*count*size, count*size) != 0) {
-            std::printf("read: element %zu of %zu differs\n", element, some);
-            return false;
+    const kvt_columns columns { cells*size, some };
+    const bool done = kvt_get_columns(of.tensor, columns, runs.data(), runs.size(), got.data());
+    size_t at = 0;
+    for (const auto & run : runs) {
+        for (size_t element = 0; element < some; ++element, at += run.cells*size) {
+            char * there = wanted.data() + run.first_byte + element*cells*size;
+            if (std::memcmp(there, got.data() + at, run.cells*size) != 0) {
+                std::printf("read: element %zu of %zu differs\n", element, some);
+                return false;
+            }
+            std::memcpy(there, rows.data() + at, run.cells*size);
         }
-        std::memcpy(there, rows.data() + element*count*size, count*size);
     }
-    const bool written = kvt_set_columns(of.tensor, which, rows.data());
+    const bool written = kvt_set_columns(of.tensor, columns, runs.data(), runs.size(), rows.data());
     ggml_backend_tensor_get(of.tensor, now.data(), 0, now.size());
     if (!done || !written || now != wanted) {
-        std::printf("written: done %d %d, %zu cells of %zu, %zu elements of %zu\n", done, written, count, cells, some, elements);
+        std::printf("written: done %d %d, %zu runs in %zu cells, %zu elements of %zu\n", done, written, runs.size(), cells, some, elements);
         return false;
     }
     return true;

@@ -40,6 +40,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Go engine, V transposed, some layers": (GO, "qwen3", OFF | {"num_gpu": 1}),
     "Go engine, V transposed, windows": (GO, "gemma3", OFF),
     "Go engine, K's rows longer than V's": (GO, "glm4moelite", {}),
+    "Go engine, K's rows longer than V's, V transposed": (GO, "glm4moelite", OFF),
     "Go engine, V transposed, chunks": (GO, "llama4", OFF),
     "llama.cpp engine": (GO, "llama", {}),
     "llama.cpp engine, V transposed": (GO, "llama", OFF),

@@ -28,6 +28,9 @@ struct plane {
     uint32_t head_dim = 0;
 };
 
+// Whether a row's elements lie apart in a device's memory: llama.cpp copies them one by one.
+bool lies_apart(const plane & of);
+
 // Whether rows can be copied out of it and into it: where a device has V's elements apart, the device has to do it exactly.
 bool can_copy(const plane & of);
 

@@ -31,6 +31,14 @@ void forget_behind(checkpoints & all, uint32_t held, const std::vector<int32_t> 
     all.remove_if([held, next](const common_prompt_checkpoint & one) { return one.n_tokens > (int64_t) held || one.pos_max >= next; });
 }
 
+// Windows are stored by rows, too: what llama.cpp takes long to copy is not copied once more.
+bool has_quick_end(llama_context * ctx, int32_t seq) {
+    std::string why;
+    const auto parts = parts_of(ctx, why);
+    const auto planes = parts.window != nullptr ? planes_of(*parts.window, seq, parts.has_v, why) : std::vector<plane>();
+    return std::none_of(planes.begin(), planes.end(), lies_apart);
+}
+
 bool copy_end(llama_context * ctx, int32_t seq, const std::vector<int32_t> & tokens, std::vector<state> & to) {
     const auto n_tokens = (uint32_t) tokens.size();
     const llama_pos least = llama_memory_seq_pos_min(llama_get_memory(ctx), seq);
@@ -77,7 +85,7 @@ std::vector<state> copy_states(llama_context * ctx, int32_t seq, const checkpoin
     size_t seen = 0;
     if (whole && ends_after(ctx, seq, count, sound)) {
         ++seen;
-        if (wanted(count, llama_state_seq_get_size_ext(ctx, seq, partial))) {
+        if (has_quick_end(ctx, seq) && wanted(count, llama_state_seq_get_size_ext(ctx, seq, partial))) {
             copy_end(ctx, seq, sound, found);
         }
     }

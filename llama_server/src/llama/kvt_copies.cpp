@@ -44,8 +44,12 @@ char * host_column(const plane & of, size_t cell) {
     return host ? static_cast<char *>(of.tensor->data) + of.offset + cell*of.element_bytes : nullptr;
 }
 
-kvt_columns columns_of(const plane & of, size_t cell, size_t count) {
-    return { of.offset + cell*of.element_bytes, of.column_bytes, of.row_bytes/of.element_bytes, count };
+kvt_columns columns_of(const plane & of) { return { of.column_bytes, of.row_bytes/of.element_bytes }; }
+
+std::vector<kvt_run> runs_of(const plane & of, const uint32_t * cells, size_t count) {
+    std::vector<kvt_run> runs;
+    each_run(cells, count, [&](size_t, size_t n, size_t cell) { runs.push_back({ of.offset + cell*of.element_bytes, n }); });
+    return runs;
 }
 
 // Element j of line i becomes element i of line j, in squares that a cache holds.
@@ -72,23 +76,28 @@ void transpose(const char * from, size_t from_bytes, size_t lines, size_t length
 void read_rows(const plane & from, const uint32_t * cells, size_t count, char * out) {
     const size_t size = from.element_bytes;
     std::vector<char> columns;
+    if (lies_apart(from)) {
+        const auto runs = runs_of(from, cells, count);
+        columns.resize(count*from.row_bytes);
+        if (!kvt_get_columns(from.tensor, columns_of(from), runs.data(), runs.size(), columns.data())) {
+            throw std::runtime_error("the device could not copy rows out of its memory");
+        }
+    }
     each_run(cells, count, [&](size_t i, size_t n, size_t cell) {
         char * rows = out + i*from.row_bytes;
         if (!from.transposed) {
             ggml_backend_tensor_get(from.tensor, rows, from.offset + cell*from.row_bytes, n*from.row_bytes);
-        } else if (const char * host = host_column(from, cell)) {
-            transpose(host, from.column_bytes, from.row_bytes/size, n, rows, from.row_bytes, size);
+        } else if (columns.empty()) {
+            transpose(host_column(from, cell), from.column_bytes, from.row_bytes/size, n, rows, from.row_bytes, size);
         } else {
-            columns.resize(n*from.row_bytes);
-            if (!kvt_get_columns(from.tensor, columns_of(from, cell, n), columns.data())) {
-                throw std::runtime_error("the device could not copy rows out of its memory");
-            }
-            transpose(columns.data(), n*size, from.row_bytes/size, n, rows, from.row_bytes, size);
+            transpose(columns.data() + i*from.row_bytes, n*size, from.row_bytes/size, n, rows, from.row_bytes, size);
         }
     });
 }
 
-bool can_copy(const plane & of) { return !of.transposed || host_column(of, 0) != nullptr || kvt_device_of_columns(of.tensor) != nullptr; }
+bool lies_apart(const plane & of) { return of.transposed && host_column(of, 0) == nullptr; }
+
+bool can_copy(const plane & of) { return !lies_apart(of) || kvt_device_of_columns(of.tensor) != nullptr; }
 
 char * host_row(const plane & of, uint32_t cell) {
     const bool host = !of.transposed && of.tensor->buffer != nullptr && ggml_backend_buffer_is_host(of.tensor->buffer);
@@ -98,20 +107,25 @@ char * host_row(const plane & of, uint32_t cell) {
 void row_writer::write(const plane & to, const uint32_t * cells, size_t count, const char * rows) {
     const size_t size = to.element_bytes;
     std::vector<char> columns;
+    if (lies_apart(to)) {
+        columns.resize(count*to.row_bytes);
+    }
     each_run(cells, count, [&](size_t i, size_t n, size_t cell) {
         const char * run = rows + i*to.row_bytes;
         if (!to.transposed) {
             set(to.tensor, run, to.offset + cell*to.row_bytes, n*to.row_bytes);
-        } else if (char * host = host_column(to, cell)) {
-            transpose(run, to.row_bytes, n, to.row_bytes/size, host, to.column_bytes, size);
+        } else if (columns.empty()) {
+            transpose(run, to.row_bytes, n, to.row_bytes/size, host_column(to, cell), to.column_bytes, size);
         } else {
-            columns.resize(n*to.row_bytes);
-            transpose(run, to.row_bytes, n, to.row_bytes/size, columns.data(), n*size, size);
-            if (!kvt_set_columns(to.tensor, columns_of(to, cell, n), columns.data())) {
-                throw std::runtime_error("the device could not copy rows into its memory");
-            }
+            transpose(run, to.row_bytes, n, to.row_bytes/size, columns.data() + i*to.row_bytes, n*size, size);
         }
     });
+    if (!columns.empty()) {
+        const auto runs = runs_of(to, cells, count);
+        if (!kvt_set_columns(to.tensor, columns_of(to), runs.data(), runs.size(), columns.data())) {
+            throw std::runtime_error("the device could not copy rows into its memory");
+        }
+    }
 }
 
 void row_writer::set(ggml_tensor * to, const void * from, size_t offset, size_t bytes) {

@@ -57,9 +57,13 @@ func (t *tierStateTensor) KVTierSet(offset int, src []byte) {
 
 func (t *tierStateTensor) KVTierCopiesColumns() bool { panic("a state has no columns") }
 
-func (t *tierStateTensor) KVTierGetColumns(int, int, int, []byte) { panic("a state has no columns") }
+func (t *tierStateTensor) KVTierGetColumns([]rows.Run, int, int, []byte) {
+	panic("a state has no columns")
+}
 
-func (t *tierStateTensor) KVTierSetColumns(int, int, int, []byte) { panic("a state has no columns") }
+func (t *tierStateTensor) KVTierSetColumns([]rows.Run, int, int, []byte) {
+	panic("a state has no columns")
+}
 
 // tierTestRecurrent is a cache of one layer with rows, one with both states, and one with a convolution only.
 func tierTestRecurrent(slots int) *Recurrent {

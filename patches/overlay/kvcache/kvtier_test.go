@@ -56,15 +56,21 @@ func (t *tierTensorFake) KVTierSet(offset int, src []byte) { copy(t.data[offset:
 
 func (t *tierTensorFake) KVTierCopiesColumns() bool { return !t.inexact }
 
-func (t *tierTensorFake) KVTierGetColumns(offset, stride, columns int, dst []byte) {
-	for length, i := len(dst)/columns, 0; i < columns; i++ {
-		t.KVTierGet(offset+i*stride, dst[i*length:(i+1)*length])
+func (t *tierTensorFake) KVTierGetColumns(runs []rows.Run, stride, columns int, dst []byte) {
+	for _, run := range runs {
+		for i := range columns {
+			t.KVTierGet(run.Offset+i*stride, dst[:2*run.Cells])
+			dst = dst[2*run.Cells:]
+		}
 	}
 }
 
-func (t *tierTensorFake) KVTierSetColumns(offset, stride, columns int, src []byte) {
-	for length, i := len(src)/columns, 0; i < columns; i++ {
-		t.KVTierSet(offset+i*stride, src[i*length:(i+1)*length])
+func (t *tierTensorFake) KVTierSetColumns(runs []rows.Run, stride, columns int, src []byte) {
+	for _, run := range runs {
+		for i := range columns {
+			t.KVTierSet(run.Offset+i*stride, src[:2*run.Cells])
+			src = src[2*run.Cells:]
+		}
 	}
 }
 

@@ -13,10 +13,17 @@ type Tensor interface {
 
 // Columns is what a tensor offers, too, whose rows may be stored permuted where the CPU can't access them.
 type Columns interface {
-	// KVTierGetColumns copies the beginnings of columns, of which the first lies at offset and each other one stride bytes behind
-	// the one before it, into dst without gaps. KVTierSetColumns copies them back. Used by several goroutines.
-	KVTierGetColumns(offset, stride, columns int, dst []byte)
-	KVTierSetColumns(offset, stride, columns int, src []byte)
+	// KVTierGetColumns copies runs of cells of each column out of the tensor, which has so many columns, one every stride bytes:
+	// into dst one run behind the other, and of a run each column's cells one behind the other. KVTierSetColumns copies them back.
+	// Used by several goroutines.
+	KVTierGetColumns(runs []Run, stride, columns int, dst []byte)
+	KVTierSetColumns(runs []Run, stride, columns int, src []byte)
+}
+
+// Run is cells of a column that follow each other.
+type Run struct {
+	Offset int // in bytes, of the first of them in the first column
+	Cells  int
 }
 
 // Written is what a tensor offers, too, whose backend has to know of what the host writes.
@@ -43,16 +50,23 @@ type Chunk struct {
 // Read copies the rows of cells into dst, one after the other.
 func (p Plane) Read(cells []int32, dst []byte) {
 	host := p.Tensor.KVTierHost()
+	if p.Permuted && host == nil {
+		columns := make([]byte, len(cells)*p.RowBytes)
+		p.Tensor.(Columns).KVTierGetColumns(columnRuns(cells), 2*p.Cells, p.RowBytes/2, columns)
+		for start := 0; start < len(cells); {
+			n := run(cells[start:])
+			part := columns[start*p.RowBytes : (start+n)*p.RowBytes]
+			transpose(dst[start*p.RowBytes:], p.RowBytes, part, 2*n, p.RowBytes/2, n)
+			start += n
+		}
+		return
+	}
 	for start := 0; start < len(cells); {
 		n := run(cells[start:])
 		first, out := int(cells[start]), dst[start*p.RowBytes:(start+n)*p.RowBytes]
 		switch {
-		case p.Permuted && host != nil:
-			transpose(out, p.RowBytes, host[2*first:], 2*p.Cells, p.RowBytes/2, n)
 		case p.Permuted:
-			columns := make([]byte, len(out))
-			p.Tensor.(Columns).KVTierGetColumns(2*first, 2*p.Cells, p.RowBytes/2, columns)
-			transpose(out, p.RowBytes, columns, 2*n, p.RowBytes/2, n)
+			transpose(out, p.RowBytes, host[2*first:], 2*p.Cells, p.RowBytes/2, n)
 		case host != nil:
 			copy(out, host[first*p.RowBytes:])
 		default:
@@ -63,21 +77,23 @@ func (p Plane) Read(cells []int32, dst []byte) {
 }
 
 // Write writes the rows of a chunk into cells. Rows of cells that it does not cover are left alone. A tensor the CPU can't
-// access is written once per run of cells.
+// access is written once per run of cells, or once where it is permuted.
 func (p Plane) Write(cells []int32, chunk Chunk) {
 	defer p.written() // not before: what is computed meanwhile may have read half of it
 	host := p.Tensor.KVTierHost()
 	part := cells[chunk.Start : chunk.Start+len(chunk.Data)/p.RowBytes]
+	var columns []byte
+	if p.Permuted && host == nil {
+		columns = make([]byte, len(part)*p.RowBytes)
+	}
 	for start := 0; start < len(part); {
 		n := run(part[start:])
 		first, src := int(part[start]), chunk.Data[start*p.RowBytes:(start+n)*p.RowBytes]
 		switch {
-		case p.Permuted && host != nil:
-			transpose(host[2*first:], 2*p.Cells, src, p.RowBytes, n, p.RowBytes/2)
+		case columns != nil:
+			transpose(columns[start*p.RowBytes:], 2*n, src, p.RowBytes, n, p.RowBytes/2)
 		case p.Permuted:
-			columns := make([]byte, len(src))
-			transpose(columns, 2*n, src, p.RowBytes, n, p.RowBytes/2)
-			p.Tensor.(Columns).KVTierSetColumns(2*first, 2*p.Cells, p.RowBytes/2, columns)
+			transpose(host[2*first:], 2*p.Cells, src, p.RowBytes, n, p.RowBytes/2)
 		case host != nil:
 			copy(host[first*p.RowBytes:], src)
 		default:
@@ -85,6 +101,19 @@ func (p Plane) Write(cells []int32, chunk Chunk) {
 		}
 		start += n
 	}
+	if columns != nil {
+		p.Tensor.(Columns).KVTierSetColumns(columnRuns(part), 2*p.Cells, p.RowBytes/2, columns)
+	}
+}
+
+// columnRuns are the runs of these cells in a column of elements of 2 bytes.
+func columnRuns(cells []int32) (runs []Run) {
+	for len(cells) > 0 {
+		n := run(cells)
+		runs = append(runs, Run{Offset: 2 * int(cells[0]), Cells: n})
+		cells = cells[n:]
+	}
+	return runs
 }
 
 // written tells the backend that the host has written, or will before another batch is built.

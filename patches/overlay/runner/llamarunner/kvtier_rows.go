@@ -201,12 +201,12 @@ func (r *tierRows) local(cells []int32) []int32 {
 // llamaTensor is a tensor of llama.cpp's with what GGML's backend does for both runners.
 type llamaTensor struct{ llama.KVTierTensor }
 
-func (t llamaTensor) KVTierGetColumns(offset, stride, columns int, dst []byte) {
-	ggml.KVTierGetColumns(t.KVTierPointer(), offset, stride, columns, dst)
+func (t llamaTensor) KVTierGetColumns(runs []rows.Run, stride, columns int, dst []byte) {
+	ggml.KVTierGetColumns(t.KVTierPointer(), runs, stride, columns, dst)
 }
 
-func (t llamaTensor) KVTierSetColumns(offset, stride, columns int, src []byte) {
-	ggml.KVTierSetColumns(t.KVTierPointer(), offset, stride, columns, src)
+func (t llamaTensor) KVTierSetColumns(runs []rows.Run, stride, columns int, src []byte) {
+	ggml.KVTierSetColumns(t.KVTierPointer(), runs, stride, columns, src)
 }
 
 // streamTensor is the part of a tensor that one stream has.
@@ -231,12 +231,21 @@ func (t streamTensor) KVTierGet(offset int, dst []byte) { t.tierTensor.KVTierGet
 
 func (t streamTensor) KVTierSet(offset int, src []byte) { t.tierTensor.KVTierSet(t.base+offset, src) }
 
-func (t streamTensor) KVTierGetColumns(offset, stride, columns int, dst []byte) {
-	t.tierTensor.KVTierGetColumns(t.base+offset, stride, columns, dst)
+func (t streamTensor) KVTierGetColumns(runs []rows.Run, stride, columns int, dst []byte) {
+	t.tierTensor.KVTierGetColumns(t.within(runs), stride, columns, dst)
 }
 
-func (t streamTensor) KVTierSetColumns(offset, stride, columns int, src []byte) {
-	t.tierTensor.KVTierSetColumns(t.base+offset, stride, columns, src)
+func (t streamTensor) KVTierSetColumns(runs []rows.Run, stride, columns int, src []byte) {
+	t.tierTensor.KVTierSetColumns(t.within(runs), stride, columns, src)
+}
+
+// within are the runs of the stream in the whole tensor.
+func (t streamTensor) within(runs []rows.Run) []rows.Run {
+	whole := slices.Clone(runs)
+	for i := range whole {
+		whole[i].Offset += t.base
+	}
+	return whole
 }
 
 func newTierRows(context tierCells, info llama.KVTierContext, layers []llama.KVTierLayer) *tierRows {

@@ -212,15 +212,21 @@ func (m memory) KVTierGet(offset int, dst []byte) { copy(dst, m.data[offset:]) }
 
 func (m memory) KVTierSet(offset int, src []byte) { copy(m.data[offset:], src) }
 
-func (m memory) KVTierGetColumns(offset, stride, columns int, dst []byte) {
-	for length, i := len(dst)/columns, 0; i < columns; i++ {
-		m.KVTierGet(offset+i*stride, dst[i*length:(i+1)*length])
+func (m memory) KVTierGetColumns(runs []rows.Run, stride, columns int, dst []byte) {
+	for _, run := range runs {
+		for i := range columns {
+			m.KVTierGet(run.Offset+i*stride, dst[:2*run.Cells])
+			dst = dst[2*run.Cells:]
+		}
 	}
 }
 
-func (m memory) KVTierSetColumns(offset, stride, columns int, src []byte) {
-	for length, i := len(src)/columns, 0; i < columns; i++ {
-		m.KVTierSet(offset+i*stride, src[i*length:(i+1)*length])
+func (m memory) KVTierSetColumns(runs []rows.Run, stride, columns int, src []byte) {
+	for _, run := range runs {
+		for i := range columns {
+			m.KVTierSet(run.Offset+i*stride, src[:2*run.Cells])
+			src = src[2*run.Cells:]
+		}
 	}
 }
 

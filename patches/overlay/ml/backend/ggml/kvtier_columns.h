@@ -20,11 +20,18 @@
 #define KVT_STAGING_BYTES ((size_t) 1 << 20)
 #define KVT_SPAN_BYTES ((size_t) 64 << 20) // of the tensor in one copy: some devices bind no more than 128 MiB at a time
 #endif
+#define KVT_FREE_BYTES ((size_t) 64 << 20) // of the device's memory; what a queue and its kernels take is not asked for but taken
+#define KVT_COPIES 256 // in one graph
 #define KVT_DEVICES 16
 
-// The same cells of each element: where the first element's lie, and from one element to the next.
+// Cells that follow one another, of each element: where those of the first element begin, and how many there are.
+struct kvt_run {
+    size_t first_byte, cells;
+};
+
+// What the runs of a tensor have alike.
 struct kvt_columns {
-    size_t first_byte, column_bytes, elements, cells;
+    size_t column_bytes, elements; // from one element to the next
 };
 
 struct kvt_column_device {
@@ -34,55 +41,90 @@ struct kvt_column_device {
     ggml_backend_buffer_t staging;
 };
 
-static inline bool kvt_copy_columns(const struct kvt_column_device * by, struct ggml_tensor * of, struct kvt_columns part, char * host, bool write) {
-    struct ggml_init_params parameters = { 8*ggml_tensor_overhead() + ggml_graph_overhead_custom(8, false), NULL, true };
+// Adds to the graph a copy of a run's elements, to or from this place in the staging buffer. NULL if the device cannot do it.
+static inline struct ggml_tensor * kvt_add_copy(struct ggml_context * context, const struct kvt_column_device * by, struct ggml_tensor * of,
+                                                struct ggml_tensor * staged, struct kvt_columns columns, struct kvt_run run, size_t place, bool write) {
+    // Of three dimensions: where a row has one element, CUDA and Vulkan take [1][elements] for a transposed matrix, and CUDA writes it
+    // without gaps, over others.
+    const size_t size = ggml_type_size(of->type);
+    const int64_t cells = (int64_t) run.cells, elements = (int64_t) columns.elements;
+    struct ggml_tensor * packed = ggml_view_3d(context, staged, cells, 1, elements, (run.cells + 1)*size, run.cells*size, place);
+    struct ggml_tensor * view = ggml_view_3d(context, of, cells, 1, elements, columns.column_bytes, columns.column_bytes, run.first_byte);
+    struct ggml_tensor * copy = write ? ggml_cpy(context, packed, view) : ggml_cpy(context, view, packed);
+    const bool sound = ggml_backend_view_init(packed) == GGML_STATUS_SUCCESS && ggml_backend_view_init(view) == GGML_STATUS_SUCCESS &&
+                       ggml_backend_view_init(copy) == GGML_STATUS_SUCCESS && ggml_backend_supports_op(by->queue, copy);
+    return sound ? copy : NULL;
+}
+
+// Copies as many runs as the staging buffer has room for, in one graph: what takes the time is to wait for the device.
+static inline bool kvt_copy_runs(const struct kvt_column_device * by, struct ggml_tensor * of, struct kvt_columns columns, const struct kvt_run * runs,
+                                 size_t count, char * host, bool write) {
+    const size_t nodes = 4*count + 4, size = ggml_type_size(of->type);
+    struct ggml_init_params parameters = { nodes*ggml_tensor_overhead() + ggml_graph_overhead_custom(nodes, false), NULL, true };
     struct ggml_context * context = ggml_init(parameters);
     if (context == NULL) {
         return false;
     }
-    // Of three dimensions: where a row has one element, CUDA and Vulkan take [1][elements] for a transposed matrix, and CUDA writes it
-    // without gaps, over others.
-    const size_t size = ggml_type_size(of->type);
-    const int64_t cells = (int64_t) part.cells, elements = (int64_t) part.elements;
-    struct ggml_tensor * staged = ggml_new_tensor_1d(context, of->type, cells*elements);
-    struct ggml_tensor * packed = ggml_view_3d(context, staged, cells, 1, elements, (part.cells + 1)*size, part.cells*size, 0);
-    struct ggml_tensor * view = ggml_view_3d(context, of, cells, 1, elements, part.column_bytes, part.column_bytes, part.first_byte);
-    struct ggml_tensor * copy = write ? ggml_cpy(context, packed, view) : ggml_cpy(context, view, packed);
-    bool done = ggml_backend_tensor_alloc(by->staging, staged, ggml_backend_buffer_get_base(by->staging)) == GGML_STATUS_SUCCESS &&
-                ggml_backend_view_init(packed) == GGML_STATUS_SUCCESS && ggml_backend_view_init(view) == GGML_STATUS_SUCCESS &&
-                ggml_backend_view_init(copy) == GGML_STATUS_SUCCESS && ggml_backend_supports_op(by->queue, copy);
-    if (done) {
-        struct ggml_cgraph * graph = ggml_new_graph_custom(context, 8, false);
-        ggml_build_forward_expand(graph, copy);
-        if (write) {
-            ggml_backend_tensor_set(staged, host, 0, ggml_nbytes(staged));
+    size_t total = 0;
+    for (size_t i = 0; i < count; ++i) {
+        total += runs[i].cells*columns.elements;
+    }
+    struct ggml_tensor * staged = ggml_new_tensor_1d(context, of->type, (int64_t) total);
+    struct ggml_cgraph * graph = ggml_new_graph_custom(context, nodes, false);
+    bool done = ggml_backend_tensor_alloc(by->staging, staged, ggml_backend_buffer_get_base(by->staging)) == GGML_STATUS_SUCCESS;
+    for (size_t i = 0, place = 0; done && i < count; place += runs[i++].cells*columns.elements*size) {
+        struct ggml_tensor * copy = kvt_add_copy(context, by, of, staged, columns, runs[i], place, write);
+        done = copy != NULL;
+        if (done) {
+            ggml_build_forward_expand(graph, copy);
         }
-        done = ggml_backend_graph_compute(by->queue, graph) == GGML_STATUS_SUCCESS;
-        if (done && !write) {
-            ggml_backend_tensor_get(staged, host, 0, ggml_nbytes(staged));
-        }
+    }
+    if (done && write) {
+        ggml_backend_tensor_set(staged, host, 0, total*size);
+    }
+    done = done && ggml_backend_graph_compute(by->queue, graph) == GGML_STATUS_SUCCESS;
+    if (done && !write) {
+        ggml_backend_tensor_get(staged, host, 0, total*size);
     }
     ggml_free(context);
     return done;
 }
 
-static inline bool kvt_move_columns(const struct kvt_column_device * by, struct ggml_tensor * of, struct kvt_columns all, char * host, bool write) {
-    const size_t bytes = all.cells*ggml_type_size(of->type);
-    if (bytes == 0 || bytes > KVT_STAGING_BYTES || bytes > all.column_bytes) {
-        return bytes == 0;
+// One run that is too much for a graph, some of its elements at a time.
+static inline bool kvt_copy_run(const struct kvt_column_device * by, struct ggml_tensor * of, struct kvt_columns columns, struct kvt_run run, char * host,
+                                bool write) {
+    const size_t bytes = run.cells*ggml_type_size(of->type);
+    if (bytes > KVT_STAGING_BYTES || bytes > columns.column_bytes) {
+        return false;
     }
     size_t most = KVT_STAGING_BYTES/bytes;
-    if (most > KVT_SPAN_BYTES/all.column_bytes) {
-        most = KVT_SPAN_BYTES/all.column_bytes > 0 ? KVT_SPAN_BYTES/all.column_bytes : 1;
+    if (most > KVT_SPAN_BYTES/columns.column_bytes) {
+        most = KVT_SPAN_BYTES/columns.column_bytes > 0 ? KVT_SPAN_BYTES/columns.column_bytes : 1;
     }
-    for (size_t at = 0; at < all.elements; at += most) {
-        struct kvt_columns part = { all.first_byte + at*all.column_bytes, all.column_bytes, all.elements - at, all.cells };
-        if (part.elements > most) {
-            part.elements = most;
-        }
-        if (!kvt_copy_columns(by, of, part, host + at*bytes, write)) {
+    for (size_t at = 0; at < columns.elements; at += most) {
+        const struct kvt_columns some = { columns.column_bytes, columns.elements - at < most ? columns.elements - at : most };
+        const struct kvt_run part = { run.first_byte + at*columns.column_bytes, run.cells };
+        if (!kvt_copy_runs(by, of, some, &part, 1, host + at*bytes, write)) {
             return false;
         }
+    }
+    return true;
+}
+
+static inline bool kvt_move_columns(const struct kvt_column_device * by, struct ggml_tensor * of, struct kvt_columns columns, const struct kvt_run * runs,
+                                    size_t count, char * host, bool write) {
+    const size_t element = columns.elements*ggml_type_size(of->type); // of one cell
+    const bool spans = columns.elements*columns.column_bytes <= KVT_SPAN_BYTES;
+    for (size_t i = 0; i < count;) {
+        size_t some = 0, bytes = 0;
+        while (spans && i + some < count && some < KVT_COPIES && bytes + runs[i + some].cells*element <= KVT_STAGING_BYTES) {
+            bytes += runs[i + some++].cells*element;
+        }
+        if (some > 0 ? !kvt_copy_runs(by, of, columns, runs + i, some, host, write) : !kvt_copy_run(by, of, columns, runs[i], host, write)) {
+            return false;
+        }
+        host += some > 0 ? bytes : runs[i].cells*element;
+        i += some > 0 ? some : 1;
     }
     return true;
 }
@@ -107,30 +149,36 @@ static inline void kvt_fill_patterns(enum ggml_type type, char * to, size_t coun
     }
 }
 
-// Whether a copy into so many cells and back gives the same bits, and leaves all other cells alone.
-static inline bool kvt_columns_are_exact(const struct kvt_column_device * by, ggml_backend_buffer_type_t memory, enum ggml_type type, size_t count) {
-    enum { cells = 300, elements = 256, first = 19, filler = 0xa5 };
-    const size_t size = ggml_type_size(type), whole = (size_t) cells*elements*size, part = count*elements*size;
+// Whether a copy into runs of so many cells and back gives the same bits, and leaves all other cells alone. Not that there was no
+// memory to try it: that is false, too, and `tried` says so.
+static inline bool kvt_columns_are_exact(const struct kvt_column_device * by, ggml_backend_buffer_type_t memory, enum ggml_type type, size_t cells,
+                                         bool * tried) {
+    enum { all = 300, elements = 256, filler = 0xa5 };
+    const struct kvt_columns columns = { all*ggml_type_size(type), elements };
+    const size_t size = ggml_type_size(type), whole = (size_t) all*elements*size, part = cells*elements*size;
+    const struct kvt_run runs[] = { { 19*size, cells }, { (19 + cells + 3)*size, 1 } };
     struct ggml_init_params parameters = { 2*ggml_tensor_overhead(), NULL, true };
     struct ggml_context * context = ggml_init(parameters);
     ggml_backend_buffer_t buffer = ggml_backend_buft_alloc_buffer(memory, whole + 4096);
-    char * bytes = (char *) malloc(2*part + 2*whole);
-    bool exact = context != NULL && buffer != NULL && bytes != NULL;
+    const size_t moved = part + elements*size;
+    char * bytes = (char *) malloc(2*moved + 2*whole);
+    *tried = context != NULL && buffer != NULL && bytes != NULL;
+    bool exact = *tried;
     if (exact) {
-        char * const wanted = bytes, * const got = bytes + part, * const tensor = got + part, * const expected = tensor + whole;
-        struct ggml_tensor * of = ggml_new_tensor_2d(context, type, cells, elements);
-        const struct kvt_columns columns = { first*size, cells*size, elements, count };
-        kvt_fill_patterns(type, wanted, count*elements);
+        char * const wanted = bytes, * const got = bytes + moved, * const tensor = got + moved, * const expected = tensor + whole;
+        struct ggml_tensor * of = ggml_new_tensor_2d(context, type, all, elements);
+        kvt_fill_patterns(type, wanted, moved/size);
         memset(expected, filler, whole);
         exact = ggml_backend_tensor_alloc(buffer, of, ggml_backend_buffer_get_base(buffer)) == GGML_STATUS_SUCCESS;
         if (exact) {
             ggml_backend_tensor_set(of, expected, 0, whole);
             for (size_t element = 0; element < elements; ++element) {
-                memcpy(expected + (element*cells + first)*size, wanted + element*count*size, count*size);
+                memcpy(expected + element*all*size + runs[0].first_byte, wanted + element*cells*size, cells*size);
+                memcpy(expected + element*all*size + runs[1].first_byte, wanted + part + element*size, size);
             }
-            exact = kvt_move_columns(by, of, columns, wanted, true) && kvt_move_columns(by, of, columns, got, false);
+            exact = kvt_move_columns(by, of, columns, runs, 2, wanted, true) && kvt_move_columns(by, of, columns, runs, 2, got, false);
             ggml_backend_tensor_get(of, tensor, 0, whole);
-            exact = exact && memcmp(got, wanted, part) == 0 && memcmp(tensor, expected, whole) == 0;
+            exact = exact && memcmp(got, wanted, moved) == 0 && memcmp(tensor, expected, whole) == 0;
         }
     }
     free(bytes);
@@ -141,7 +189,8 @@ static inline bool kvt_columns_are_exact(const struct kvt_column_device * by, gg
     return exact;
 }
 
-// The device that has this tensor; NULL if it cannot copy exactly. Kept as long as the process lives.
+// The device that has this tensor; NULL if it cannot copy exactly, or has no memory left for it now. Kept as long as the process
+// lives.
 static inline const struct kvt_column_device * kvt_device_of_columns(struct ggml_tensor * tensor) {
     static struct kvt_column_device devices[KVT_DEVICES];
     static size_t count = 0;
@@ -155,30 +204,36 @@ static inline const struct kvt_column_device * kvt_device_of_columns(struct ggml
             return devices[i].queue != NULL ? &devices[i] : NULL;
         }
     }
-    if (count == KVT_DEVICES) {
+    size_t unused = 0, total = 0;
+    ggml_backend_dev_memory(device, &unused, &total);
+    if (count == KVT_DEVICES || (total > 0 && unused < KVT_FREE_BYTES)) {
         return NULL;
     }
-    struct kvt_column_device * found = &devices[count++];
-    found->device = device;
-    found->type = tensor->type;
-    found->queue = ggml_backend_dev_init(device, NULL);
-    found->staging = found->queue != NULL ? ggml_backend_buft_alloc_buffer(memory, KVT_STAGING_BYTES) : NULL;
-    if (found->staging == NULL || !kvt_columns_are_exact(found, memory, tensor->type, 256) || !kvt_columns_are_exact(found, memory, tensor->type, 1)) {
-        ggml_backend_buffer_free(found->staging);
-        ggml_backend_free(found->queue);
-        found->staging = NULL;
-        found->queue = NULL;
+    struct kvt_column_device found = { device, tensor->type, ggml_backend_dev_init(device, NULL), NULL };
+    found.staging = found.queue != NULL ? ggml_backend_buft_alloc_buffer(memory, KVT_STAGING_BYTES) : NULL;
+    bool tried = false;
+    const bool exact = found.staging != NULL && kvt_columns_are_exact(&found, memory, tensor->type, 256, &tried);
+    if (!exact) {
+        ggml_backend_buffer_free(found.staging);
+        ggml_backend_free(found.queue);
+        found.staging = NULL;
+        found.queue = NULL;
     }
-    return found->queue != NULL ? found : NULL;
+    if (!exact && !tried) {
+        return NULL; // it may have memory another time
+    }
+    devices[count++] = found;
+    return exact ? &devices[count - 1] : NULL;
 }
 
-// Out of the tensor, or into it: each element's cells one behind the other, without gaps. False if the device could not.
-static inline bool kvt_get_columns(struct ggml_tensor * from, struct kvt_columns which, char * to) {
+// Out of the tensor, or into it: one run behind the other, and of a run each element's cells one behind the other, without gaps.
+// False if the device could not.
+static inline bool kvt_get_columns(struct ggml_tensor * from, struct kvt_columns columns, const struct kvt_run * runs, size_t count, char * to) {
     const struct kvt_column_device * by = kvt_device_of_columns(from);
-    return by != NULL && kvt_move_columns(by, from, which, to, false);
+    return by != NULL && kvt_move_columns(by, from, columns, runs, count, to, false);
 }
 
-static inline bool kvt_set_columns(struct ggml_tensor * to, struct kvt_columns which, const char * from) {
+static inline bool kvt_set_columns(struct ggml_tensor * to, struct kvt_columns columns, const struct kvt_run * runs, size_t count, const char * from) {
     const struct kvt_column_device * by = kvt_device_of_columns(to);
-    return by != NULL && kvt_move_columns(by, to, which, (char *) (uintptr_t) from, true);
+    return by != NULL && kvt_move_columns(by, to, columns, runs, count, (char *) (uintptr_t) from, true);
 }
