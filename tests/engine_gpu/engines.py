@@ -214,7 +214,8 @@ class LlamaCpp:
             time.sleep(seconds)
 
     def _begun(self) -> int:
-        return self.server.log.read_text(errors="replace").count("prompt processing, n_tokens")
+        """How many prompts. How far one is, a newer llama.cpp says only of what takes seconds."""
+        return self.log().count("| new prompt, ")
 
     def settle(self) -> None:
         if self._sidecar is not None:
