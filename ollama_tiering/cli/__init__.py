@@ -149,9 +149,8 @@ def _exists(target: str) -> bool:
 
 def _show_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from ollama_tiering.patchset.own_commit import (
-            commit,
-        )  # git takes a moment, which other commands do not
+        # here, because other commands need none of it
+        from ollama_tiering.patchset.own_commit import commit
 
         found = commit()
         click.echo(f"tiering, version {__version__}{f' (commit {found})' if found else ''}")

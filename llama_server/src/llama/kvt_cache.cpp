@@ -49,7 +49,8 @@ bool describe(const ggml_tensor * view, bool is_v, int32_t layer, plane & out) {
     }
     out.column_bytes = view->nb[2];
     // Quantised elements have no bytes of their own.
-    return ggml_blck_size(view->type) == 1 && (out.element_bytes == 2 || out.element_bytes == 4) && view->nb[0] == out.element_bytes && view->nb[1] == out.head_dim*out.column_bytes;
+    return ggml_blck_size(view->type) == 1 && (out.element_bytes == 2 || out.element_bytes == 4) && view->nb[0] == out.element_bytes &&
+           view->nb[1] == out.head_dim*out.column_bytes;
 }
 
 // `first` and what follows are all text, or all of images.
