@@ -75,6 +75,10 @@ COMMANDS = {
     "pin": ("ollama_tiering.cli.pin:pin", "Keep conversations from being evicted."),
     "unpin": ("ollama_tiering.cli.pin:unpin", "Let pinned conversations be evicted again."),
     "verify": ("ollama_tiering.cli.verify:verify", "Read and check every stored block."),
+    "builds": (
+        "ollama_tiering.cli.builds:builds",
+        "Show which builds read what was stored before an update.",
+    ),
     "gc": ("ollama_tiering.cli.gc:gc", "Remove what nobody can use any more."),
     "export": (
         "ollama_tiering.cli.archive:export_command",

@@ -16,6 +16,7 @@ import click
 from ollama_tiering import config
 from ollama_tiering.cli import (
     NamedPath,
+    builds,
     status_partings,
     status_rules,
     status_shortfalls,
@@ -180,6 +181,7 @@ def document(
         "broken_builds": _broken_builds(),
         "q8_0_namespaces": [namespace.hex() for namespace in answer.q8_0_namespaces],
         "models": status_rules.documents(answer),
+        "builds": builds.documents(answer.builds),
         "model_uses": status_use.documents(answer, names),
         "partings": status_partings.document(answer),
         "saved_seconds": Saved.of(answer.model_uses).seconds,
@@ -258,6 +260,8 @@ def lines(path: Path, answer: adm.StatResponse, memory: MemoryLimit | None = Non
     yield from status_rules.lines(answer)
     names = status_use.names(answer)
     yield from status_use.lines(answer, names)
+    for pair in answer.builds:
+        yield f"builds: {builds.line(pair, status_use.shown(pair.model, names))}"
     yield from status_partings.lines(answer)
     if not answer.runners:
         yield "runners: no model is loaded" if answer.model_uses else "runners: none has reported"

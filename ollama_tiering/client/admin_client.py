@@ -97,6 +97,11 @@ class SidecarAdministration(Closing):
         request = adm.DaysRequest(days=days)
         return list(_call(lambda: self._stub.Days(request, timeout=_ANSWER_SECONDS)).days)
 
+    def revoke_builds(self, model: str) -> list[adm.BuildPair]:
+        """Of a model, by its file name: what other builds stored is not read any more."""
+        request = adm.RevokeBuildsRequest(model=model)
+        return list(_call(lambda: self._stub.RevokeBuilds(request, timeout=_LONG_SECONDS)).revoked)
+
     def remove(self, selection: Selection, *, dry_run: bool) -> Removal:
         request = adm.RemoveRequest(
             selection=messages.selection_message(selection), dry_run=dry_run

@@ -59,6 +59,7 @@ class SidecarConfig:
     lease_seconds: float = 60.0  # a lease keeps its blocks so long, unless it is renewed
     reserve_seconds: float = 120.0  # a Put reservation not committed by then is released
     pin_share: float = 0.5  # of the local tier's budget: more may not be pinned
+    adopt: bool = True  # another build's blocks are read once its rows are known to be the same
     min_tokens: int = 64  # shorter prefixes are not written down
     admission: str = "eager"  # eager | second-touch | pressure: when a block is written down
     daily_write_bytes: int = 50 * 10**9  # local tier, per day; 0 means no limit
@@ -237,6 +238,7 @@ SETTINGS = (
     Setting("sidecar.lease_seconds", "lease_seconds", _number(1, 86400)),
     Setting("sidecar.reserve_seconds", "reserve_seconds", _number(1, 86400)),
     Setting("sidecar.pin_share", "pin_share", _number(0.0, 1.0)),
+    Setting("sidecar.adopt", "adopt", _switch),
     Setting("sidecar.min_tokens", "min_tokens", _count(1, 1 << 30), ENV_MIN_TOKENS),
     Setting("sidecar.admission", "admission", _choice("eager", "second-touch", "pressure")),
     Setting("sidecar.daily_write", "daily_write_bytes", parse_size),

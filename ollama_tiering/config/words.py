@@ -64,6 +64,9 @@ MEANINGS: Final = {
     "sidecar.reserve_seconds": "longest time for which room is kept for a client that writes "
     "blocks",
     "sidecar.pin_share": "share of the local tier's budget that `tiering pin` may take",
+    "sidecar.adopt": "what llama-server stored before an update is read after it, once both builds "
+    "have computed enough of the same texts with the same bits. That is so with exact attention on "
+    "a CPU alone. `false`: after an update nothing stored before is found",
     "sidecar.min_tokens": "chains with fewer tokens are not written down. The patched server "
     "reads the variable; it neither stores nor restores fewer",
     "sidecar.admission": "when a block is written from RAM to the disk: `eager`: as soon as the "

@@ -14,11 +14,13 @@ from ollama_tiering.protocol import admin_messages as messages
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.sidecar.bounds import Slots
 from ollama_tiering.sidecar.days import MOST_DAYS
+from ollama_tiering.sidecar.engine.adoption_record import AdoptionRecord
 from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.partings.messages import parting_message, wanted
 from ollama_tiering.sidecar.partings.partings import Partings as PartingsOfStore
 from ollama_tiering.sidecar.refusing import abort
 from ollama_tiering.sidecar.runners import RunnerTable
+from ollama_tiering.sidecar.stat_message import build_pair
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.listing import build_of
 
@@ -37,6 +39,7 @@ class AdministrationService:
     _runners: RunnerTable
     _book: ModelBook
     _partings: PartingsOfStore
+    _record: AdoptionRecord
 
     async def List(
         self, request: adm.ListRequest, context: Context
@@ -130,6 +133,16 @@ class AdministrationService:
                     )
             except Exception as error:
                 await abort(context, "Partings", error)
+
+    async def RevokeBuilds(
+        self, request: adm.RevokeBuildsRequest, context: Context
+    ) -> adm.RevokeBuildsResponse:
+        try:
+            revoked = await self._threaded(lambda: self._record.revoke(request.model))
+        except Exception as error:
+            await abort(context, "RevokeBuilds", error)
+        pairs = [build_pair(one, self._book.name(one.model)) for one in revoked]
+        return adm.RevokeBuildsResponse(revoked=pairs)
 
     def _builds_in_use(self) -> frozenset[str]:
         """The builds of the runners that are alive."""

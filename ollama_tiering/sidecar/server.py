@@ -29,6 +29,8 @@ from ollama_tiering.sidecar.content.contents import Contents
 from ollama_tiering.sidecar.content.record import ContentRecord
 from ollama_tiering.sidecar.endpoint import Endpoint
 from ollama_tiering.sidecar.engine.account import EngineAccounts
+from ollama_tiering.sidecar.engine.adoption import Adoptions
+from ollama_tiering.sidecar.engine.adoption_record import AdoptionRecord
 from ollama_tiering.sidecar.engine.connection import Engines
 from ollama_tiering.sidecar.engine.listener import EngineSocket, place
 from ollama_tiering.sidecar.entrance import Entrance
@@ -194,11 +196,14 @@ async def _serve(
     contents = Contents(ContentRecord(state_dir()))
     partings = Partings(PartingFinder(store))
     times = LookUpTimes(registry)
+    adoptions = Adoptions(store, AdoptionRecord(state_dir()), enabled=config.adopt)
     registry.register(PartingCollector(partings))
-    engines = _engine_socket(config, store, contents, uses, runners, partings, times)
+    engines = _engine_socket(config, store, contents, uses, runners, partings, times, adoptions)
     reading = contextlib.closing(contents)
     with _pool() as pool, Endpoint(pages, config.metrics_port), reading, engines as engine:
-        service = BlockStoreService(store, pool, uses, runners, contents, partings, times)
+        service = BlockStoreService(
+            *(store, pool, uses, runners, contents, partings, times), record=adoptions.record
+        )
         rpc.add_to_server(service, entrance)
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(health_service, entrance)
@@ -249,6 +254,7 @@ def _engine_socket(
     runners: RunnerTable,
     partings: Partings,
     times: LookUpTimes,
+    adoptions: Adoptions,
 ) -> Iterator[dict[HeldSocket, Callable[[], Awaitable[None]]]]:
     """For engines that speak no gRPC; what they do is counted where runners report theirs."""
     path = place(config)
@@ -264,7 +270,7 @@ def _engine_socket(
             uses.refresh()
 
     engines = Engines(
-        *(store, EngineAccounts(report), contents, times),
+        *(store, EngineAccounts(report), contents, times, adoptions),
         min_tokens=config.min_tokens,
         lease_seconds=config.lease_seconds,
     )

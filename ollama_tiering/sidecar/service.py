@@ -27,6 +27,7 @@ from ollama_tiering.sidecar.bounds import (
 )
 from ollama_tiering.sidecar.content.check_files import CheckFiles
 from ollama_tiering.sidecar.content.contents import Contents
+from ollama_tiering.sidecar.engine.adoption_record import AdoptionRecord
 from ollama_tiering.sidecar.ledger import Ledger
 from ollama_tiering.sidecar.look_up import LookUps
 from ollama_tiering.sidecar.look_up_times import LookUpTimes
@@ -38,7 +39,7 @@ from ollama_tiering.sidecar.puts import PutStream
 from ollama_tiering.sidecar.reads import Reads, checked_keys
 from ollama_tiering.sidecar.refusing import abort
 from ollama_tiering.sidecar.runners import RunnerTable
-from ollama_tiering.sidecar.stat_message import stat_message
+from ollama_tiering.sidecar.stat_message import build_pair, stat_message
 from ollama_tiering.store import (
     DIGEST_BYTES,
     TieredStore,
@@ -61,7 +62,7 @@ class BlockStoreService(AdministrationService):
     """All calls come on one event loop; `pool` runs what may block. `book` is what was done for
     each model (in memory only if none is given); `runners` are their last reports; `contents` is
     what is known of models' files, for all clients; `partings` are where prompts parted from what
-    is stored.
+    is stored; `record` says which builds read what others stored.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class BlockStoreService(AdministrationService):
         contents: Contents | None = None,
         partings: Partings | None = None,
         times: LookUpTimes | None = None,
+        record: AdoptionRecord | None = None,
     ) -> None:
         self._store = store
         self._pool = pool
@@ -80,6 +82,7 @@ class BlockStoreService(AdministrationService):
         self._runners = runners or RunnerTable()
         self._book = book or ModelBook(Ledger())
         self._partings = partings or Partings(PartingFinder(store))
+        self._record = record or AdoptionRecord()
         self._uses = NamespaceUses(self._admin.describe, pool)
         self._started = int(time.time())
         self._puts = Slots("streams that store", MAX_PUT_STREAMS)
@@ -177,7 +180,8 @@ class BlockStoreService(AdministrationService):
             runners = self._runners.alive()
             models = self._book.messages({runner.namespace for runner in runners})
             lost = sum_message(self._partings)
-            return stat_message(report, self._started, runners, uses, models, lost)
+            builds = [build_pair(one, self._book.name(one.model)) for one in self._record.all()]
+            return stat_message(report, self._started, runners, uses, models, lost, builds)
         except Exception as error:
             await abort(context, "Stat", error, self._seldom)
 

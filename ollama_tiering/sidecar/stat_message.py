@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ollama_tiering import __version__
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.protocol.plain_text import printable
+from ollama_tiering.sidecar.engine.adoption_record import Adoption
 from ollama_tiering.store import ModelReport, StoreReport, TierReport
 from ollama_tiering.store import block_store_pb2 as pb
 
@@ -19,6 +20,7 @@ def stat_message(
     namespaces: Sequence[adm.NamespaceUse],
     models: Sequence[adm.ModelUse],
     partings: adm.PartingsSum,
+    builds: Sequence[adm.BuildPair] = (),
 ) -> adm.StatResponse:
     counters = report.counters
     return adm.StatResponse(
@@ -46,6 +48,20 @@ def stat_message(
         look_up=True,
         put_text=True,
         partings=partings,
+        builds=builds,
+    )
+
+
+def build_pair(decided: Adoption, name: str) -> adm.BuildPair:
+    return adm.BuildPair(
+        model=decided.model,
+        engine=printable(decided.engine),
+        other_engine=printable(decided.other_engine),
+        blocks=decided.blocks,
+        deepest_tokens=decided.deepest_tokens,
+        unix_seconds=decided.unix_seconds,
+        verdict=decided.verdict,
+        name=printable(name),
     )
 
 

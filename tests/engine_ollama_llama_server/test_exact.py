@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -287,6 +288,114 @@ def test_rows_of_exact_and_of_stocks_attention_are_never_mixed(
     with serve(exact, file, env={VARIABLE: first, **TIERED}, sidecar=sidecar) as server:
         assert server.complete(PROMPT, 1).cached >= ROWS
         assert said_of(server, sidecar).startswith("exact ") == (first == "exact")
+
+
+SYSTEM = [1 + number * number * 7 % 89 for number in range(4200)]  # 65 blocks
+
+
+@pytest.fixture
+def update(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+    """Another build of the engine: one more library is in its memory."""
+
+    def built(code: str) -> dict[str, str]:
+        source, library = tmp_path / "update.c", tmp_path / "libupdate.so"
+        source.write_text(code)
+        flags = ("-O1", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Wl,--build-id")
+        command = ["cc", *flags, "-o", str(library), str(source), "-ldl", "-lm"]
+        subprocess.run(command, check=True)
+        return {"LD_PRELOAD": str(library)}
+
+    return built
+
+
+Update = Callable[[str], dict[str, str]]
+SAME_ARITHMETIC = "int of_the_update(void) { return 1; }"
+# RoPE of a few positions is another one in its last bit: of rows from LATE on.
+LATE = 4100
+OTHER_ARITHMETIC = f"""
+#include <dlfcn.h>
+#include <math.h>
+float cosf(float angle) {{
+    float (*of_libm)(float) = (float (*)(float)) dlsym(RTLD_NEXT, "cosf");
+    return angle < {LATE} ? of_libm(angle) : nextafterf(of_libm(angle), 2);
+}}
+"""
+
+
+def verdicts(sidecar: SidecarProcess) -> list[str]:
+    return [one.verdict for one in sidecar.stat().builds]
+
+
+CHAT = [*SYSTEM, *PROMPT, 5, *PROMPT]
+TURN = [*CHAT, 6, *PROMPT[:50]]
+LONG = ("-c", "8192")
+
+
+def both_compute_the_system_prompt(
+    program: Path, file: Path, serve: Serve, sidecar: SidecarProcess, update: dict[str, str]
+) -> None:
+    """The old build stores the chat, the new one what it begins with."""
+    env = {**EXACT, **TIERED}
+    for build, prompt in (({}, CHAT), (update, [*SYSTEM, 7, *PROMPT])):
+        before = stored(sidecar)
+        with serve(program, file, *LONG, env={**env, **build}, sidecar=sidecar) as server:
+            assert server.complete(prompt, 1).cached == 0
+            server.wait_for(lambda: stored(sidecar) > before and settled(sidecar))  # noqa: B023
+            server.kill()
+    assert verdicts(sidecar) == []
+
+
+def next_load(
+    program: Path,
+    file: Path,
+    serve: Serve,
+    sidecar: SidecarProcess,
+    update: dict[str, str],
+    least: int,
+) -> Answer:
+    for _ in range(TRIES):
+        env = {**EXACT, **TIERED, **update}
+        with serve(program, file, *LONG, env=env, sidecar=sidecar) as server:
+            answer: Answer = server.complete(TURN)
+            server.kill()
+        if answer.cached >= least:
+            break
+    return answer
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [("llama-tiny", "q4_k_m"), ("mixtral-tiny", "f16")])
+def test_an_update_reads_what_was_stored_before_it(
+    exact: Path,
+    model: Models,
+    serve: Serve,
+    sidecar: SidecarProcess,
+    update: Update,
+    shape: str,
+    dtype: str,
+) -> None:
+    """Once it has computed as much of the same text with the same bits."""
+    file, new = model(shape, dtype), update(SAME_ARITHMETIC)
+    with serve(exact, file, *LONG, env={**EXACT, **new}) as memory:
+        memory.complete(CHAT, 1)
+        hit = memory.complete(TURN)
+    both_compute_the_system_prompt(exact, file, serve, sidecar, new)
+    restored = next_load(exact, file, serve, sidecar, new, len(CHAT) - 64)
+    assert verdicts(sidecar) == ["adopted"]
+    assert restored.cached >= len(CHAT) - 64
+    assert restored.bits == hit.bits
+
+
+def test_an_update_that_computes_late_rows_otherwise_reads_nothing_of_it(
+    exact: Path, model: Models, serve: Serve, sidecar: SidecarProcess, update: Update
+) -> None:
+    file, new = model("llama-tiny"), update(OTHER_ARITHMETIC)
+    both_compute_the_system_prompt(exact, file, serve, sidecar, new)
+    restored = next_load(exact, file, serve, sidecar, new, 4096)
+    assert verdicts(sidecar) == ["different"]
+    assert 4096 <= restored.cached <= len(SYSTEM)  # its own
+    with serve(exact, file, *LONG, env={**EXACT, **new}) as memory:
+        memory.complete(TURN, 1)
+        assert memory.complete(TURN).bits == restored.bits
 
 
 def test_ollama_serves_with_it(

@@ -4,6 +4,7 @@
 #include "kvt_given.h"
 #include "kvt_identity.h"
 #include "kvt_objects.h"
+#include "kvt_one_answer.h"
 #include "kvt_refused.h"
 
 #include "build-info.h"
@@ -117,6 +118,39 @@ string devices(const llama_model & model, const std::vector<plane> & planes) {
     return text;
 }
 
+bool on_cpu(const llama_model & model) {
+    for (int32_t il = 0; il < llama_model_n_layer(&model); ++il) {
+        if (ggml_backend_dev_type(model.dev_layer(il)) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Devices that compute for the CPU's layers, where many tokens come at once; empty if there are none, or no such layer.
+string offload(const common_params & params, const llama_model & model) {
+    if (params.no_op_offload || !on_cpu(model)) {
+        return "";
+    }
+    auto all = params.devices; // those named, or all; nullptr: none
+    for (size_t i = 0; params.devices.empty() && i < ggml_backend_dev_count(); ++i) {
+        all.push_back(ggml_backend_dev_get(i));
+    }
+    std::vector<string> names;
+    for (auto * device : all) {
+        const auto type = device != nullptr ? ggml_backend_dev_type(device) : GGML_BACKEND_DEVICE_TYPE_CPU;
+        if (type != GGML_BACKEND_DEVICE_TYPE_CPU && type != GGML_BACKEND_DEVICE_TYPE_ACCEL) {
+            names.emplace_back(ggml_backend_dev_description(device));
+        }
+    }
+    std::sort(names.begin(), names.end());
+    string text;
+    for (const auto & one : names) {
+        text += (text.empty() ? "" : ", ") + one;
+    }
+    return text;
+}
+
 // Rows and states of a layer depend on what computes the layers before it: of all of them, where some have no rows.
 string all_devices(const llama_model & model) {
     string text, before;
@@ -224,6 +258,7 @@ hello describe_server(const common_params & params, llama_context * ctx, drafts 
     said.fields.emplace_back("v", transposed ? "transposed" : "");
     said.fields.emplace_back("batch", batches(cparams));
     said.fields.emplace_back("devices", devices(*llama_get_model(ctx), planes));
+    said.fields.emplace_back("offload", offload(params, *llama_get_model(ctx)));
     said.fields.emplace_back("cpu", processor() + " " + llama_print_system_info());
     said.fields.emplace_back("attention", cpu_attention());
     said.fields.emplace_back("threads", threads(cparams));
@@ -244,6 +279,7 @@ hello describe_server(const common_params & params, llama_context * ctx, drafts 
     string why;
     const auto parts = parts_of(ctx, why);
     said.states = parts.states;
+    said.fields.emplace_back("one_answer", gives_one_answer(params, ctx, parts, planes, cpu_attention()) ? "yes" : "");
     if (share_cells(ctx, parts)) { // attention goes over the cells of all slots, and its parts are cut otherwise
         said.fields.emplace_back("cells", "shared by " + std::to_string(cparams.n_seq_max));
     }

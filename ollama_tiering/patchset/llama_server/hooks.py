@@ -154,6 +154,11 @@ NEEDED: Final = (
     NeededText("src/llama-hparams.h", "llama_hparams::is_mla", r"bool is_mla\(\) const;"),
     NeededText("src/llama-model.h", "llama_model::dev_layer", r"dev_layer\(int il\) const;"),
     NeededText(
+        *("src/llama-model.h", "llama_model::tensors_by_name"),
+        r"std::vector<std::pair<std::string, struct ggml_tensor \*>> tensors_by_name;",
+    ),
+    NeededText("src/llama-hparams.h", "llama_hparams::use_alibi", r"bool use_alibi +="),
+    NeededText(
         "src/llama-memory-hybrid-iswa.h", "hybrid caches", r"class llama_memory_hybrid_iswa"
     ),
     NeededText(

@@ -89,7 +89,19 @@ class StatResponse(_message.Message):
     look_up: bool
     put_text: bool
     partings: PartingsSum
-    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[_block_store_pb2.RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ..., model_terms: _Optional[_Iterable[_Union[ModelTerms, _Mapping[str, object]]]] = ..., model_uses: _Optional[_Iterable[_Union[ModelUse, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceUse, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ..., look_up: _Optional[bool] = ..., put_text: _Optional[bool] = ..., partings: _Optional[_Union[PartingsSum, _Mapping[str, object]]] = ...) -> None: ...
+    builds: _containers.RepeatedCompositeFieldContainer[BuildPair]
+    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[_block_store_pb2.RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ..., model_terms: _Optional[_Iterable[_Union[ModelTerms, _Mapping[str, object]]]] = ..., model_uses: _Optional[_Iterable[_Union[ModelUse, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceUse, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ..., look_up: _Optional[bool] = ..., put_text: _Optional[bool] = ..., partings: _Optional[_Union[PartingsSum, _Mapping[str, object]]] = ..., builds: _Optional[_Iterable[_Union[BuildPair, _Mapping[str, object]]]] = ...) -> None: ...
+
+class BuildPair(_message.Message):
+    model: str
+    engine: str
+    other_engine: str
+    blocks: int
+    deepest_tokens: int
+    unix_seconds: float
+    verdict: str
+    name: str
+    def __init__(self, model: _Optional[str] = ..., engine: _Optional[str] = ..., other_engine: _Optional[str] = ..., blocks: _Optional[int] = ..., deepest_tokens: _Optional[int] = ..., unix_seconds: _Optional[float] = ..., verdict: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class PartingsSum(_message.Message):
     requests: int
@@ -316,3 +328,11 @@ class DayOfModel(_message.Message):
 class DaysResponse(_message.Message):
     days: _containers.RepeatedCompositeFieldContainer[DayOfModel]
     def __init__(self, days: _Optional[_Iterable[_Union[DayOfModel, _Mapping[str, object]]]] = ...) -> None: ...
+
+class RevokeBuildsRequest(_message.Message):
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class RevokeBuildsResponse(_message.Message):
+    revoked: _containers.RepeatedCompositeFieldContainer[BuildPair]
+    def __init__(self, revoked: _Optional[_Iterable[_Union[BuildPair, _Mapping[str, object]]]] = ...) -> None: ...

@@ -27,6 +27,8 @@ from ollama_tiering.protocol.engine.wire import (
 from ollama_tiering.sidecar.content.contents import Contents
 from ollama_tiering.sidecar.content.verdict import FilesVerdict
 from ollama_tiering.sidecar.engine.account import EngineAccount, EngineAccounts
+from ollama_tiering.sidecar.engine.adoption import Adoptions
+from ollama_tiering.sidecar.engine.adoption_record import AdoptionRecord
 from ollama_tiering.sidecar.engine.heads import Heads
 from ollama_tiering.sidecar.engine.identity import (
     BLOCK_TOKENS,
@@ -76,11 +78,13 @@ class Engines:
         accounts: EngineAccounts,
         contents: Contents,
         times: LookUpTimes | None = None,
+        adoptions: Adoptions | None = None,
         *,
         min_tokens: int,
         lease_seconds: float,
     ) -> None:
         self.store = store
+        self.adoptions = adoptions or Adoptions(store, AdoptionRecord(), enabled=False)
         self.accounts = accounts
         self.contents = contents
         self.measured = times.measured if times else contextlib.nullcontext
@@ -107,6 +111,7 @@ class Connection:
         self._hello: m.Hello | None = None
         self._proof: Proof | None = None
         self._refused = ""  # why, as it was last said
+        self._identity: Identity | None = None
         self._look_ups: EngineLookUps | None = None
         self._writes: Writes | None = None
         self._account: EngineAccount | None = None
@@ -202,6 +207,8 @@ class Connection:
             self._look_ups.damaged(m.Damaged.unpack(body))
         elif kind == Kind.FINISHED:
             self._engines.accounts.report(self._account.finished(m.EngineFinished.unpack(body)))
+            if self._identity is not None:
+                self._engines.adoptions.watch(self._identity)
         else:
             raise Malformed(f"{kind} is no kind of request")
         return Kind.DONE, b""
@@ -237,11 +244,13 @@ class Connection:
             return None
         identity = None
         if self._look_ups is None:
-            identity = identity_of(hello, proof.content(found.digests))
+            own = identity_of(hello, proof.content(found.digests))
+            identity = engines.adoptions.of(self._pid, own)
             min_tokens = hello.min_tokens or engines.min_tokens
             store, heads, turns = engines.store, engines.heads, engines.turns
             store.learn_model(identity.namespace, identity.model)
             self._account = engines.accounts.account(self._pid, identity, min_tokens)
+            self._identity = identity
             look_ups = EngineLookUps(store, heads, hello, identity, self._account, min_tokens)
             self._look_ups = look_ups
             self._writes = Writes(store, heads, identity, self._account, turns)

@@ -121,8 +121,11 @@ MTMD_API struct mtmd_decoder_pos
     ggml_backend_sched_t get_sched() const;
     bool memory_update(bool optimize);
 """,
-    "src/llama-hparams.h": "    bool is_mla() const;\n",
-    "src/llama-model.h": "    ggml_backend_dev_t dev_layer(int il) const;\n",
+    "src/llama-hparams.h": "    bool is_mla() const;\n    bool use_alibi     = false;\n",
+    "src/llama-model.h": """\
+    ggml_backend_dev_t dev_layer(int il) const;
+    std::vector<std::pair<std::string, struct ggml_tensor *>> tensors_by_name;
+""",
     "src/llama-memory-hybrid-iswa.h": "class llama_memory_hybrid_iswa {};\n",
     "src/llama-kv-cache-iswa.h": """\
     llama_kv_cache * get_base() const;

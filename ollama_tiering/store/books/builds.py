@@ -1,0 +1,66 @@
+"""Two namespaces that differ in the engine's build alone: the rows that both have of the same
+texts, compared by their fingerprints.
+
+Where attention is exact, a text has one set of rows in a build, so another fingerprint of the same
+tokens after the same rows is another build's arithmetic. Takes the lock, for a bounded number of
+blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ollama_tiering.store.block.key import NamespaceId
+from ollama_tiering.store.books.state import StoreState
+from ollama_tiering.store.books.tree import BlockRecord
+
+MOST_BLOCKS: Final = 4096  # compared at a time: some milliseconds
+_PIECE_BLOCKS: Final = 256  # in one hold of the lock
+
+
+class SameRows(NamedTuple):
+    """`blocks` have the same tokens and the same rows in both; the last token of one of them is at
+    `deepest_tokens`. `differ`: a block of the same tokens has other rows; counting ended there.
+    """
+
+    blocks: int
+    deepest_tokens: int
+    differ: bool
+
+
+class _Pair(NamedTuple):
+    mine: bytes
+    other: bytes
+    tokens: int  # before the blocks that follow
+
+
+def same_rows(state: StoreState, mine: NamespaceId, other: NamespaceId) -> SameRows:
+    """Compares every text that both have, from its start, as far as both have it. What an image or
+    anything else but tokens stands in is left out, with all that follows.
+    """
+    blocks = deepest = 0
+    pairs = [_Pair(mine, other, 0)]
+    while pairs and blocks < MOST_BLOCKS:
+        with state.lock:
+            for _ in range(min(_PIECE_BLOCKS, len(pairs))):
+                pair = pairs.pop()
+                for record in state.tree.children(pair.mine):
+                    theirs = _comparable(state, record, mine, pair.other, other)
+                    if not theirs:
+                        continue
+                    if any(one.fingerprint != record.fingerprint for one in theirs):
+                        return SameRows(blocks, deepest, differ=True)
+                    end = pair.tokens + record.rows
+                    blocks, deepest = blocks + 1, max(deepest, end)
+                    pairs.append(_Pair(record.key, theirs[0].key, end))
+    return SameRows(blocks, deepest, differ=False)
+
+
+def _comparable(
+    state: StoreState, record: BlockRecord, mine: NamespaceId, parent: bytes, other: NamespaceId
+) -> list[BlockRecord]:
+    """The other build's blocks of the same tokens."""
+    if record.plain_rows != record.rows or not record.fingerprint or record.namespace != mine:
+        return []
+    same = state.tree.same_tokens(parent, record.tokens, ())
+    return [one for one in same if one.namespace == other]

@@ -1,0 +1,61 @@
+"""What other builds of an engine have stored of a model, and whether their rows are the same."""
+
+from __future__ import annotations
+
+from ollama_tiering.store.block.description import Fields
+from ollama_tiering.store.block.key import NamespaceId
+from ollama_tiering.store.books.builds import SameRows as SameRows
+from ollama_tiering.store.books.builds import same_rows
+from ollama_tiering.store.tiered import TieredStore
+from ollama_tiering.store.tools.admin import Administration
+
+_BUILD = "engine"  # the field of a namespace's description
+
+
+class Builds:
+    """Thread-safe. `description` may block."""
+
+    def __init__(self, store: TieredStore) -> None:
+        self._state = store.state
+        self._describe = Administration(store, alone=False).describe
+        self._known: dict[NamespaceId, Fields] = {}  # a namespace is the digest of these
+
+    def others(self, namespace: NamespaceId, fields: Fields) -> list[NamespaceId]:
+        """Namespaces with more blocks than this one, those with most first, whose description
+        differs from this one's in the build of the same engine alone.
+        """
+        state = self._state
+        model = dict(fields).get("model", "")
+        with state.lock:
+            counts = dict(state.tree.counts(len(state.tree)))
+        own = counts.get(namespace, 0)
+        names = [n for n in state.terms.by_model().get(model, ()) if counts.get(n, 0) > own]
+        names.sort(key=lambda name: -counts[name])
+        return [name for name in names if _same_but_build(self.description(name), fields)]
+
+    def description(self, namespace: NamespaceId) -> Fields:
+        """Empty where no tier of this host has it."""
+        known = self._known.get(namespace)
+        if known is None:
+            known = self._describe(namespace)
+            if known:
+                self._known[namespace] = known
+        return known
+
+    def same_rows(self, mine: NamespaceId, other: NamespaceId) -> SameRows:
+        return same_rows(self._state, mine, other)
+
+    def has_histories(self, namespace: NamespaceId) -> bool:
+        """Whether, since the store was opened, a text got a second set of rows."""
+        return namespace in self._state.watch.with_histories
+
+
+def _same_but_build(theirs: Fields, mine: Fields) -> bool:
+    if [name for name, _ in theirs] != [name for name, _ in mine]:
+        return False
+    for (name, their), (_, my) in zip(theirs, mine, strict=True):
+        if name == _BUILD and their.partition("/")[0] == my.partition("/")[0]:
+            continue
+        if their != my:
+            return False
+    return True
