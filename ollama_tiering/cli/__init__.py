@@ -75,6 +75,10 @@ COMMANDS = {
     "pin": ("ollama_tiering.cli.pin:pin", "Keep conversations from being evicted."),
     "unpin": ("ollama_tiering.cli.pin:unpin", "Let pinned conversations be evicted again."),
     "verify": ("ollama_tiering.cli.verify:verify", "Read and check every stored block."),
+    "recheck": (
+        "ollama_tiering.cli.recheck:recheck",
+        "Compute stored conversations again, and compare every bit.",
+    ),
     "builds": (
         "ollama_tiering.cli.builds:builds",
         "Show which builds read what was stored before an update.",

@@ -181,6 +181,7 @@ def document(
         "broken_builds": _broken_builds(),
         "q8_0_namespaces": [namespace.hex() for namespace in answer.q8_0_namespaces],
         "models": status_rules.documents(answer),
+        "rechecked": status_use.rechecks(answer),
         "builds": builds.documents(answer.builds),
         "model_uses": status_use.documents(answer, names),
         "partings": status_partings.document(answer),
@@ -260,6 +261,8 @@ def lines(path: Path, answer: adm.StatResponse, memory: MemoryLimit | None = Non
     yield from status_rules.lines(answer)
     names = status_use.names(answer)
     yield from status_use.lines(answer, names)
+    for again in answer.rechecked:
+        yield status_use.rechecked(again, names)
     for pair in answer.builds:
         yield f"builds: {builds.line(pair, status_use.shown(pair.model, names))}"
     yield from status_partings.lines(answer)

@@ -93,6 +93,27 @@ def documents(answer: adm.StatResponse, known: Mapping[str, str]) -> list[dict[s
     ]
 
 
+def rechecked(again: adm.Rechecked, known: Mapping[str, str]) -> str:
+    """What was computed again of a model and compared, in one line."""
+    said = f"{count(again.blocks, 'block')} computed again and alike, {again.different:,} different"
+    if again.different:
+        said += " (WRONG ROWS, put aside: rechecks.json has their names; please report it)"
+    return f"rechecked {shown(again.model, known)}: {said}, last {_date(again.last_unix_seconds)}"
+
+
+def rechecks(answer: adm.StatResponse) -> list[dict[str, Any]]:
+    return [
+        {
+            "model": one.model,
+            "name": one.name,
+            "blocks": one.blocks,
+            "different": one.different,
+            "last_unix_seconds": one.last_unix_seconds,
+        }
+        for one in answer.rechecked
+    ]
+
+
 def _date(unix_seconds: float) -> str:
     """Writes it in this machine's time zone. A time outside of any calendar is shown as it is."""
     try:

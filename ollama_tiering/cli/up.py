@@ -183,7 +183,13 @@ def _request(
         return UpRequest(address, config.default_socket_path(), models, attention), error
     attention, engine = settings.server.cpu_attention, place(settings.sidecar)
     socket = settings.sidecar.socket_path
-    return UpRequest(address, socket, models, attention, engine_socket=engine), None
+    request = UpRequest(
+        *(address, socket, models, attention),
+        engine_socket=engine,
+        recheck_seconds=settings.server.recheck_hours * 3600,
+        idle_seconds=settings.server.idle_minutes * 60,
+    )
+    return request, None
 
 
 def _page(listen: str, request: UpRequest, report: Report, uses: ExitStack) -> Child | None:

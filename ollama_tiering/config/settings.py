@@ -95,6 +95,8 @@ class ServerConfig:
     """
 
     cpu_attention: str = "exact"  # exact | stock: how attention on the CPU is computed
+    recheck_hours: float = 0.0  # how often a stored conversation is computed again; 0: never
+    idle_minutes: float = 2.0  # ... once nobody has asked for anything for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,8 @@ SETTINGS = (
     Setting("sidecar.log_level", "log_level", _choice("debug", "info", "warning", "error")),
     Setting("sidecar.log_format", "log_format", _choice("text", "json")),
     Setting("server.cpu_attention", "cpu_attention", _choice("exact", "stock"), ENV_CPU_ATTENTION),
+    Setting("server.recheck_hours", "recheck_hours", _number(0, 8760)),
+    Setting("server.idle_minutes", "idle_minutes", _number(0.1, 1440)),
     Setting("patch.source", "source", _text, ENV_SOURCE),
     Setting("patch.tag", "tag", _text),
     Setting("patch.cpu", "cpu", _choice("variants", "native")),

@@ -95,6 +95,9 @@ MEANINGS: Final = {
     "sidecar.log_level": "`debug`, `info`, `warning`, `error`",
     "sidecar.log_format": "`text`, or `json`: one object per line with `time`, `level`, `logger`, "
     "`message` and every `name=value` as a field",
+    "server.recheck_hours": "`tiering up` computes a stored conversation again as often as this, "
+    "when nobody asks for anything, and compares every bit (`tiering recheck`). 0: never",
+    "server.idle_minutes": "how long nobody must have asked for anything before that",
     "server.cpu_attention": "how attention is computed on the CPU. `exact`: by the project's own "
     "kernels, with flash attention for every model that runs on the CPU; `stock`: by GGML's. A "
     "patched binary that is started by hand reads only the variable, and its default is `stock`",

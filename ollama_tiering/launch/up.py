@@ -17,6 +17,7 @@ from ollama_tiering.launch import block_service, engine_socket, ollama
 from ollama_tiering.launch.address import Address, Found, Occupant, beside, who_listens
 from ollama_tiering.launch.block_service import BlockService
 from ollama_tiering.launch.build_watch import BuildWatch
+from ollama_tiering.launch.idle_recheck import IdleRecheck
 from ollama_tiering.launch.news import RunnerNews
 from ollama_tiering.launch.process import rotate
 from ollama_tiering.launch.running_up import RunningUp, UpLock, records
@@ -58,6 +59,8 @@ class UpRequest:
     why_stock: str = ""  # a reason not even to try the sidecar
     llama_server: bool = False  # the server is an Ollama that runs llama-server
     engine_socket: Path | None = None  # the sidecar's, for that one
+    recheck_seconds: float = 0.0  # how often a conversation is computed again; 0: never
+    idle_seconds: float = 120.0  # ... once nobody has asked for so long
     installed: InstalledOllama | None = None  # that Ollama, whose files may change meanwhile
 
     @property
@@ -168,6 +171,7 @@ def run(
         record.ready = True
         watch = BuildWatch(lambda: servers.binary, report.warn)
         news: Callable[[], None] = _nothing
+        again = IdleRecheck(request.socket, request.recheck_seconds, request.idle_seconds)
         if before:
             serving = request.socket, report.say, lambda: record.server_pid
             news = RunnerNews(*serving, request.models_dir)
@@ -175,11 +179,13 @@ def run(
         def look() -> None:
             watch()
             news()
+            if before:
+                again()
 
         pair = Pair(service if before else None, server, interrupts, report.say_lines, note, look)
         pair.successor = lambda: servers.successor(pair)
         note()
-        with contextlib.closing(servers), _stopping(pair, before):
+        with contextlib.closing(servers), _stopping(pair, before), contextlib.closing(again):
             with unharmed(report.warn, "Ollama serves, but not all is said of it"):
                 ready(record)
             pair.watch()

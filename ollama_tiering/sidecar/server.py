@@ -47,6 +47,8 @@ from ollama_tiering.sidecar.openings import Openings, end_tasks, has_ended
 from ollama_tiering.sidecar.partings.metrics import PartingCollector
 from ollama_tiering.sidecar.partings.partings import Partings
 from ollama_tiering.sidecar.peer import PeerGuard
+from ollama_tiering.sidecar.recheck_metrics import RecheckCollector
+from ollama_tiering.sidecar.rechecks import Rechecks
 from ollama_tiering.sidecar.reload import Reloader, with_live
 from ollama_tiering.sidecar.rule_book import REFRESH_SECONDS, RuleBook
 from ollama_tiering.sidecar.runners import RunnerTable
@@ -197,12 +199,15 @@ async def _serve(
     partings = Partings(PartingFinder(store))
     times = LookUpTimes(registry)
     adoptions = Adoptions(store, AdoptionRecord(state_dir()), enabled=config.adopt)
+    rechecks = Rechecks(state_dir())
+    registry.register(RecheckCollector(rechecks, uses.name))
     registry.register(PartingCollector(partings))
-    engines = _engine_socket(config, store, contents, uses, runners, partings, times, adoptions)
+    shared = (store, contents, times, adoptions, rechecks)
+    engines = _engine_socket(config, uses, runners, partings, shared)
     reading = contextlib.closing(contents)
     with _pool() as pool, Endpoint(pages, config.metrics_port), reading, engines as engine:
         service = BlockStoreService(
-            *(store, pool, uses, runners, contents, partings, times), record=adoptions.record
+            *(store, pool, uses, runners, contents, partings, times), adoptions.record, rechecks
         )
         rpc.add_to_server(service, entrance)
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -248,13 +253,10 @@ async def _serve(
 @contextlib.contextmanager
 def _engine_socket(
     config: SidecarConfig,
-    store: TieredStore,
-    contents: Contents,
     uses: ModelBook,
     runners: RunnerTable,
     partings: Partings,
-    times: LookUpTimes,
-    adoptions: Adoptions,
+    shared: tuple[TieredStore, Contents, LookUpTimes, Adoptions, Rechecks],
 ) -> Iterator[dict[HeldSocket, Callable[[], Awaitable[None]]]]:
     """For engines that speak no gRPC; what they do is counted where runners report theirs."""
     path = place(config)
@@ -270,7 +272,7 @@ def _engine_socket(
             uses.refresh()
 
     engines = Engines(
-        *(store, EngineAccounts(report), contents, times, adoptions),
+        *(shared[0], EngineAccounts(report), *shared[1:]),
         min_tokens=config.min_tokens,
         lease_seconds=config.lease_seconds,
     )

@@ -37,9 +37,10 @@ from ollama_tiering.sidecar.partings.messages import sum_message
 from ollama_tiering.sidecar.partings.partings import Partings
 from ollama_tiering.sidecar.puts import PutStream
 from ollama_tiering.sidecar.reads import Reads, checked_keys
+from ollama_tiering.sidecar.rechecks import Rechecks
 from ollama_tiering.sidecar.refusing import abort
 from ollama_tiering.sidecar.runners import RunnerTable
-from ollama_tiering.sidecar.stat_message import build_pair, stat_message
+from ollama_tiering.sidecar.stat_message import build_pair, rechecked, stat_message
 from ollama_tiering.store import (
     DIGEST_BYTES,
     TieredStore,
@@ -62,7 +63,8 @@ class BlockStoreService(AdministrationService):
     """All calls come on one event loop; `pool` runs what may block. `book` is what was done for
     each model (in memory only if none is given); `runners` are their last reports; `contents` is
     what is known of models' files, for all clients; `partings` are where prompts parted from what
-    is stored; `record` says which builds read what others stored.
+    is stored; `record` says which builds read what others stored; `rechecks` what was computed
+    again.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class BlockStoreService(AdministrationService):
         partings: Partings | None = None,
         times: LookUpTimes | None = None,
         record: AdoptionRecord | None = None,
+        rechecks: Rechecks | None = None,
     ) -> None:
         self._store = store
         self._pool = pool
@@ -83,6 +86,7 @@ class BlockStoreService(AdministrationService):
         self._book = book or ModelBook(Ledger())
         self._partings = partings or Partings(PartingFinder(store))
         self._record = record or AdoptionRecord()
+        self._rechecks = rechecks or Rechecks()
         self._uses = NamespaceUses(self._admin.describe, pool)
         self._started = int(time.time())
         self._puts = Slots("streams that store", MAX_PUT_STREAMS)
@@ -180,8 +184,10 @@ class BlockStoreService(AdministrationService):
             runners = self._runners.alive()
             models = self._book.messages({runner.namespace for runner in runners})
             lost = sum_message(self._partings)
-            builds = [build_pair(one, self._book.name(one.model)) for one in self._record.all()]
-            return stat_message(report, self._started, runners, uses, models, lost, builds)
+            name = self._book.name
+            builds = [build_pair(one, name(one.model)) for one in self._record.all()]
+            again = [rechecked(m, name(m), one) for m, one in self._rechecks.sums().items()]
+            return stat_message(report, self._started, runners, uses, models, lost, builds, again)
         except Exception as error:
             await abort(context, "Stat", error, self._seldom)
 

@@ -9,6 +9,7 @@ from ollama_tiering import __version__
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.protocol.plain_text import printable
 from ollama_tiering.sidecar.engine.adoption_record import Adoption
+from ollama_tiering.sidecar.rechecks import RecheckSum
 from ollama_tiering.store import ModelReport, StoreReport, TierReport
 from ollama_tiering.store import block_store_pb2 as pb
 
@@ -21,6 +22,7 @@ def stat_message(
     models: Sequence[adm.ModelUse],
     partings: adm.PartingsSum,
     builds: Sequence[adm.BuildPair] = (),
+    rechecks: Sequence[adm.Rechecked] = (),
 ) -> adm.StatResponse:
     counters = report.counters
     return adm.StatResponse(
@@ -49,6 +51,17 @@ def stat_message(
         put_text=True,
         partings=partings,
         builds=builds,
+        rechecked=rechecks,
+    )
+
+
+def rechecked(model: str, name: str, of_model: RecheckSum) -> adm.Rechecked:
+    return adm.Rechecked(
+        model=printable(model),
+        name=printable(name),
+        blocks=of_model.blocks,
+        different=of_model.different,
+        last_unix_seconds=of_model.last_unix_seconds,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -294,11 +295,11 @@ SYSTEM = [1 + number * number * 7 % 89 for number in range(4200)]  # 65 blocks
 
 
 @pytest.fixture
-def update(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+def update(tmp_path: Path) -> Callable[..., dict[str, str]]:
     """Another build of the engine: one more library is in its memory."""
 
-    def built(code: str) -> dict[str, str]:
-        source, library = tmp_path / "update.c", tmp_path / "libupdate.so"
+    def built(code: str, name: str = "libupdate.so") -> dict[str, str]:
+        source, library = tmp_path / "update.c", tmp_path / name
         source.write_text(code)
         flags = ("-O1", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Wl,--build-id")
         command = ["cc", *flags, "-o", str(library), str(source), "-ldl", "-lm"]
@@ -308,7 +309,7 @@ def update(tmp_path: Path) -> Callable[[str], dict[str, str]]:
     return built
 
 
-Update = Callable[[str], dict[str, str]]
+Update = Callable[..., dict[str, str]]
 SAME_ARITHMETIC = "int of_the_update(void) { return 1; }"
 # RoPE of a few positions is another one in its last bit: of rows from LATE on.
 LATE = 4100
@@ -396,6 +397,53 @@ def test_an_update_that_computes_late_rows_otherwise_reads_nothing_of_it(
     with serve(exact, file, *LONG, env={**EXACT, **new}) as memory:
         memory.complete(TURN, 1)
         assert memory.complete(TURN).bits == restored.bits
+
+
+def recheck(sidecar: SidecarProcess, *options: str) -> subprocess.CompletedProcess[str]:
+    words = ("recheck", "--now", "--tokens", "8192", "--socket", str(sidecar.socket), *options)
+    command = [sys.executable, "-m", "ollama_tiering", *words]
+    return subprocess.run(
+        command, env=sidecar.environment(), capture_output=True, text=True, check=False
+    )
+
+
+def test_what_is_stored_is_computed_again_by_a_second_server(
+    exact: Path, model: Models, serve: Serve, sidecar: SidecarProcess
+) -> None:
+    file = model("llama-tiny", "q4_k_m")
+    with serve(exact, file, *LONG, env={**EXACT, **TIERED}, sidecar=sidecar) as server:
+        whole = server.complete(CHAT, 20)
+        server.wait_for(lambda: settled(sidecar))
+        done = recheck(sidecar)
+        assert done.returncode == 0, done.stderr
+        blocks = (len(CHAT) + len(whole.tokens) - 1) // 64  # what was generated, too
+        assert f"{blocks} blocks computed again and alike, 0 different" in done.stdout
+        assert server.complete(TURN).cached > len(CHAT)  # its slot is as it was
+
+
+def test_wrong_rows_with_right_checksums_are_found_and_put_aside(
+    exact: Path, model: Models, serve: Serve, sidecar: SidecarProcess, update: Update
+) -> None:
+    """A library that is taken for one that computes nothing, and changes a last bit."""
+    file, env = model("llama-tiny"), {**EXACT, **TIERED}
+    with serve(exact, file, *LONG, env=EXACT) as memory:
+        memory.complete(CHAT, 1)
+        hit = memory.complete(TURN)
+    wrong = update(OTHER_ARITHMETIC, "libcurl-wrong.so")
+    with serve(exact, file, *LONG, env={**env, **wrong}, sidecar=sidecar) as server:
+        server.complete(CHAT, 1)
+        server.wait_for(lambda: settled(sidecar))
+        server.kill()
+    with serve(exact, file, *LONG, env=env, sidecar=sidecar) as server:
+        server.complete(PROMPT, 1)
+        server.wait_for(lambda: settled(sidecar))
+        done = recheck(sidecar, "--json")
+        assert done.returncode == 8, done.stderr
+        (found,) = json.loads(done.stdout)["rechecked"]
+        assert found["blocks"] >= 64
+        assert found["different"] == 1  # what follows it is reached by nobody
+        assert sidecar.said("WRONG ROWS") == 1
+        assert server.complete(TURN).bits == hit.bits
 
 
 def test_ollama_serves_with_it(

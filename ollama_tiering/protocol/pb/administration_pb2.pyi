@@ -89,8 +89,17 @@ class StatResponse(_message.Message):
     look_up: bool
     put_text: bool
     partings: PartingsSum
+    rechecked: _containers.RepeatedCompositeFieldContainer[Rechecked]
     builds: _containers.RepeatedCompositeFieldContainer[BuildPair]
-    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[_block_store_pb2.RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ..., model_terms: _Optional[_Iterable[_Union[ModelTerms, _Mapping[str, object]]]] = ..., model_uses: _Optional[_Iterable[_Union[ModelUse, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceUse, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ..., look_up: _Optional[bool] = ..., put_text: _Optional[bool] = ..., partings: _Optional[_Union[PartingsSum, _Mapping[str, object]]] = ..., builds: _Optional[_Iterable[_Union[BuildPair, _Mapping[str, object]]]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[_block_store_pb2.RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ..., model_terms: _Optional[_Iterable[_Union[ModelTerms, _Mapping[str, object]]]] = ..., model_uses: _Optional[_Iterable[_Union[ModelUse, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceUse, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ..., look_up: _Optional[bool] = ..., put_text: _Optional[bool] = ..., partings: _Optional[_Union[PartingsSum, _Mapping[str, object]]] = ..., rechecked: _Optional[_Iterable[_Union[Rechecked, _Mapping[str, object]]]] = ..., builds: _Optional[_Iterable[_Union[BuildPair, _Mapping[str, object]]]] = ...) -> None: ...
+
+class Rechecked(_message.Message):
+    model: str
+    name: str
+    blocks: int
+    different: int
+    last_unix_seconds: float
+    def __init__(self, model: _Optional[str] = ..., name: _Optional[str] = ..., blocks: _Optional[int] = ..., different: _Optional[int] = ..., last_unix_seconds: _Optional[float] = ...) -> None: ...
 
 class BuildPair(_message.Message):
     model: str

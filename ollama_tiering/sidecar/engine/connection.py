@@ -39,8 +39,10 @@ from ollama_tiering.sidecar.engine.identity import (
 )
 from ollama_tiering.sidecar.engine.lookups import EngineLookUps
 from ollama_tiering.sidecar.engine.proof import GATED, Proof, unproven
+from ollama_tiering.sidecar.engine.recheck import recheck_of
 from ollama_tiering.sidecar.engine.turns import Turns
 from ollama_tiering.sidecar.engine.writes import Writes
+from ollama_tiering.sidecar.rechecks import Rechecks
 from ollama_tiering.store import TieredStore
 from ollama_tiering.store import block_store_pb2 as pb
 from ollama_tiering.store.errors import CorruptBlock, InvalidBlock, NoRoom
@@ -79,12 +81,14 @@ class Engines:
         contents: Contents,
         times: LookUpTimes | None = None,
         adoptions: Adoptions | None = None,
+        rechecks: Rechecks | None = None,
         *,
         min_tokens: int,
         lease_seconds: float,
     ) -> None:
         self.store = store
         self.adoptions = adoptions or Adoptions(store, AdoptionRecord(), enabled=False)
+        self.rechecks = rechecks or Rechecks()
         self.accounts = accounts
         self.contents = contents
         self.measured = times.measured if times else contextlib.nullcontext
@@ -253,7 +257,8 @@ class Connection:
             self._identity = identity
             look_ups = EngineLookUps(store, heads, hello, identity, self._account, min_tokens)
             self._look_ups = look_ups
-            self._writes = Writes(store, heads, identity, self._account, turns)
+            recheck = recheck_of(store, engines.rechecks, identity, hello.gate)
+            self._writes = Writes(store, heads, identity, self._account, turns, recheck)
         if self._account is not None and self._refused:
             engines.accounts.report(self._account.report())
         self._refused = ""

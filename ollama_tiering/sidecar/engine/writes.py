@@ -19,6 +19,7 @@ from ollama_tiering.protocol.engine.messages import EngineReserved as ReservedFi
 from ollama_tiering.sidecar.engine.account import EngineAccount
 from ollama_tiering.sidecar.engine.heads import Head, Heads
 from ollama_tiering.sidecar.engine.identity import BLOCK_TOKENS, Identity
+from ollama_tiering.sidecar.engine.recheck import Recheck
 from ollama_tiering.sidecar.engine.states import plan_state, plan_window
 from ollama_tiering.sidecar.engine.turns import PIECE_PLANS, Turns
 from ollama_tiering.sidecar.policy.chains import Chains
@@ -61,12 +62,14 @@ class Writes:
         identity: Identity,
         account: EngineAccount,
         turns: Turns,
+        recheck: Recheck | None = None,
     ) -> None:
         self._store = store
         self._turns = turns
         self._heads = heads
         self._identity = identity
         self._account = account
+        self._recheck = recheck
         self._chains = Chains(identity.namespace, BLOCK_TOKENS)
         self._session: WriteSession | None = None
         self._filling: FileFilling[_Part] = FileFilling(
@@ -79,6 +82,8 @@ class Writes:
         if len(request.fingerprints) > -(-len(request.tokens) // STEP_BYTES):
             raise InvalidBlock("more fingerprints than blocks")
         self._filling.forget_expired()
+        if self._recheck is not None and not request.extras:
+            self._recheck.look(request.tokens, request.fingerprints)
         batch, rest = _batch(self._missing(request), most)
         end = EngineOutcome.ALL if self._all_said(request) else EngineOutcome.FINGERPRINTS
         refusal = "" if batch else self._store.refusal(self._identity.namespace)
@@ -124,6 +129,8 @@ class Writes:
             stored += 1
             head = Head(part.plan.payload_offset, part.plan.rows, part.state_bytes, file.crcs)
             self._heads.put(part.plan.key, head)
+            if self._recheck is not None:
+                self._recheck.stored([part.plan.key])
         self._account.stored(stored)
         return Committed(tuple(reason for _, reason in answers))
 

@@ -1,0 +1,113 @@
+"""A second llama-server is started with what decides bits, and with nothing that is the first's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ollama_tiering.errors import ServiceError
+from ollama_tiering.recheck import twin as twins
+from ollama_tiering.recheck.twin import Twin, give_way, running, twin_of, without_own
+
+SERVER = """
+import http.server, json, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.say({"status": "ok"})
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.say({"asked": asked["prompt"]})
+    def say(self, what):
+        body = json.dumps(what).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def made(code: str, **options: object) -> Twin:
+    given = {"private_bytes": 1 << 20, "env": dict(os.environ), "folder": Path.cwd(), **options}
+    return Twin(Path(sys.executable), ("-c", code), **given)  # type: ignore[arg-type]
+
+
+def test_who_listens_where_is_left_out_and_all_else_stays() -> None:
+    command = "-m a.gguf --port 1 -c 8192 --host=0.0.0.0 --api-key x --flash-attn on --log-file l"
+    kept = ["-m", "a.gguf", "-c", "8192", "--flash-attn", "on"]
+    assert without_own(command.split()) == tuple(kept)
+
+
+def test_the_other_process_says_what_it_was_started_with(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(60)", "--port", "1", "-c", "77"]
+    env = {**os.environ, "GGML_SOMETHING": "1", "LLAMA_API_KEY": "secret"}
+    other = subprocess.Popen(command, env=env, cwd=tmp_path)
+    try:
+        while psutil.Process(other.pid).cmdline() != command:
+            time.sleep(0.01)
+        found = twin_of(other.pid)
+    finally:
+        other.kill()
+        other.wait()
+    assert found.arguments == ("-c", "import time; time.sleep(60)", "-c", "77")
+    assert (found.program, found.folder) == (Path(sys.executable).resolve(), tmp_path)
+    assert found.env[twins.GATE] == "recompute"
+    assert found.env["GGML_SOMETHING"] == "1"
+    assert "LLAMA_API_KEY" not in found.env
+
+
+def test_one_that_is_gone_is_an_error_with_a_cure() -> None:
+    other = subprocess.Popen([sys.executable, "-c", ""])
+    other.wait()
+    with pytest.raises(ServiceError) as caught:
+        twin_of(other.pid)
+    assert "root" in (caught.value.hint or "")
+
+
+def test_it_serves_and_ends_with_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # would refuse
+    with running(made(SERVER), tmp_path / "logs" / "log") as served:
+        served.wait_ready(30)
+        served.compute([1, 2, 3], 30)
+        assert served.process.poll() is None
+    assert served.process.poll() is not None
+
+
+def test_one_that_ends_at_once_is_an_error_that_names_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with (
+        pytest.raises(ServiceError) as caught,
+        running(made("import sys; sys.exit('no such model')"), log) as served,
+    ):
+        served.wait_ready(30)
+    assert str(log) in (caught.value.hint or "")
+    assert "no such model" in log.read_text()
+
+
+def test_one_that_needs_more_memory_than_there_is_is_not_started(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ServiceError, match="MiB"),
+        running(made(SERVER, private_bytes=1 << 60), tmp_path / "log"),
+    ):
+        pass
+    assert not (tmp_path / "log").exists()
+
+
+def test_it_takes_only_what_nobody_else_wants() -> None:
+    code = (
+        "from ollama_tiering.recheck.twin import give_way; import os; give_way();"
+        "print(os.nice(0), os.sched_getscheduler(0) == os.SCHED_IDLE)"
+    )
+    assert give_way is not None
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
+    )
+    assert done.stdout.split() == ["19", "True"]
