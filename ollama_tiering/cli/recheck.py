@@ -52,7 +52,7 @@ def recheck(
     Exit code 8 if anything was different, 9 if no model could be checked.
     """
     from ollama_tiering.client.admin_client import SidecarAdministration
-    from ollama_tiering.recheck.run import Choice, NotRechecked, Rechecked
+    from ollama_tiering.recheck.run import Chosen, NotRechecked, Rechecked
     from ollama_tiering.recheck.run import recheck as run
     from ollama_tiering.recheck.twin import give_way
 
@@ -69,7 +69,7 @@ def recheck(
             return model.casefold() in f"{file} {status_use.shown(file, known)}".casefold()
 
         say = (lambda text: click.echo(text, err=True)) if not as_json else (lambda text: None)
-        results = list(run(admin, wanted, log, Choice(last, tokens, sample), say))
+        results = list(run(admin, wanted, log, Chosen(last, tokens, sample), say))
     done = [one for one in results if isinstance(one, Rechecked)]
     left = [one for one in results if isinstance(one, NotRechecked)]
     if as_json:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class StoredText:
     """The first whole blocks of a conversation."""
 
     chain: ChainLine
@@ -44,7 +44,7 @@ def sampled(chains: list[ChainLine], count: int) -> list[ChainLine]:
 
 def text_of(
     admin: SidecarAdministration, chain: ChainLine, block_tokens: int, most_tokens: int
-) -> Text | None:
+) -> StoredText | None:
     """None if it has no whole block, or something else than tokens in it."""
     whole = admin.chain(chain.key.hex())
     count = max(1, most_tokens // block_tokens)
@@ -55,7 +55,7 @@ def text_of(
             break
         tokens += memoryview(meta.tokens).cast("i").tolist()
         blocks += 1
-    return Text(chain, tuple(tokens), blocks) if blocks else None
+    return StoredText(chain, tuple(tokens), blocks) if blocks else None
 
 
 def _metas(admin: SidecarAdministration, part: ChainToExport) -> Iterator[BlockMeta]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ollama_tiering.errors import ServiceError
-from ollama_tiering.recheck.chosen import Text, gives_one_answer, latest, sampled, text_of
+from ollama_tiering.recheck.chosen import StoredText, gives_one_answer, latest, sampled, text_of
 from ollama_tiering.recheck.twin import running, twin_of
 from ollama_tiering.store import DEFAULT_BLOCK_TOKENS
 
@@ -21,7 +21,7 @@ _LLAMA_SERVER: Final = "llama-server/"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Chosen:
     """The `last` conversations of a model, or `sample` of them at random if that is not 0; the
     first `most_tokens` of each.
     """
@@ -53,7 +53,7 @@ def recheck(
     admin: SidecarAdministration,
     wanted: Callable[[str], bool],
     log: Path,
-    choice: Choice,
+    choice: Chosen,
     say: Callable[[str], None],
 ) -> Iterator[Rechecked | NotRechecked]:
     """Of each loaded model whose file name is `wanted`. ServiceError."""
@@ -66,7 +66,7 @@ def _one(
     admin: SidecarAdministration,
     runner: pb.RunnerReport,
     log: Path,
-    choice: Choice,
+    choice: Chosen,
     say: Callable[[str], None],
 ) -> Rechecked | NotRechecked:
     model = runner.model
@@ -99,7 +99,7 @@ def _one(
     return Rechecked(model, sum(text.blocks for text in texts), blocks, different)
 
 
-def _texts(admin: SidecarAdministration, chains: list[ChainLine], most: int) -> list[Text]:
+def _texts(admin: SidecarAdministration, chains: list[ChainLine], most: int) -> list[StoredText]:
     found = (text_of(admin, chain, DEFAULT_BLOCK_TOKENS, most) for chain in chains)
     return [text for text in found if text is not None]
 

@@ -27,6 +27,12 @@ from ollama_tiering.store.block.segments import align
 ROW_BYTES = 16
 STATE_PART_BYTES = 16 << 20
 FIELDS = {"model": "sha256-fake", "engine": "fake/1+0", "flash_attention": "on"}
+# Of llama-server with exact attention, all of it on a CPU.
+EXACT = {
+    "engine": "llama-server/b2+new",
+    "attention": "exact 2 (avx2)",
+    "one_answer": "yes",
+}
 Tokens = Sequence[int] | np.ndarray
 
 

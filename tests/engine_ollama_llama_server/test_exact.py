@@ -301,7 +301,7 @@ def update(tmp_path: Path) -> Callable[..., dict[str, str]]:
     def built(code: str, name: str = "libupdate.so") -> dict[str, str]:
         source, library = tmp_path / "update.c", tmp_path / name
         source.write_text(code)
-        flags = ("-O1", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Wl,--build-id")
+        flags = ("-O1", "-fno-builtin", "-D_GNU_SOURCE", "-shared", "-fPIC", "-Wl,--build-id")
         command = ["cc", *flags, "-o", str(library), str(source), "-ldl", "-lm"]
         subprocess.run(command, check=True)
         return {"LD_PRELOAD": str(library)}
@@ -319,6 +319,12 @@ OTHER_ARITHMETIC = f"""
 float cosf(float angle) {{
     float (*of_libm)(float) = (float (*)(float)) dlsym(RTLD_NEXT, "cosf");
     return angle < {LATE} ? of_libm(angle) : nextafterf(of_libm(angle), 2);
+}}
+void sincosf(float angle, float *sine, float *cosine) {{ /* what a compiler makes of both */
+    void (*of_libm)(float, float *, float *) =
+        (void (*)(float, float *, float *)) dlsym(RTLD_NEXT, "sincosf");
+    of_libm(angle, sine, cosine);
+    *cosine = angle < {LATE} ? *cosine : nextafterf(*cosine, 2);
 }}
 """
 

@@ -18,7 +18,9 @@ import yaml
 
 from measure.store import samples
 from ollama_tiering.protocol import calls as rpc
+from ollama_tiering.protocol.engine.messages import GateMode
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
+from tests.contract.fake_engine import EXACT, FakeEngine, hello, prompt
 from tests.sidecar import PutStream
 from tests.unit.sidecar.reports import report
 from tests.unit.sidecar.scrape import MeteredSidecar, Scrape, of_port
@@ -78,6 +80,9 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
         list(stub.Get(pb.GetRequest(namespace=NS.digest(), keys=keys), timeout=10))
         measured = {"prefill_tokens": 1000, "prefill_seconds": 2.0}
         stub.ReportRunner(report(2, restored=640, **measured), timeout=10)
+        for gate in (GateMode.RESTORE, GateMode.RECOMPUTE):
+            with FakeEngine(daemon.socket, hello(fields=EXACT, gate=gate)) as engine:
+                engine.store(prompt(1000, 64))
         daemon.wait_written()
         return of_port(daemon.port)
 

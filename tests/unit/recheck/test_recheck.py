@@ -12,9 +12,8 @@ import pytest
 from ollama_tiering import cli
 from ollama_tiering.client.admin_client import SidecarAdministration
 from ollama_tiering.recheck.chosen import gives_one_answer, latest, text_of
-from tests.contract.fake_engine import FakeEngine, hello, prompt
+from tests.contract.fake_engine import EXACT, FakeEngine, hello, prompt
 from tests.sidecar import SidecarProcess
-from tests.unit.sidecar.test_adoption import EXACT
 
 OLD, RESTORED, NEW = prompt(1000, 64 * 3 + 5), prompt(2000, 64 * 2), prompt(3000, 64 * 4)
 

@@ -24,13 +24,8 @@ from ollama_tiering.sidecar.engine.identity import Identity, identity_of
 from ollama_tiering.store import NamespaceId
 from ollama_tiering.store.books.tree import BlockRecord, BlockTree
 from ollama_tiering.store.tools.builds import Builds, SameRows
-from tests.contract.fake_engine import hello
+from tests.contract.fake_engine import EXACT, hello
 
-EXACT = {
-    "engine": "llama-server/b2+new",
-    "attention": "exact 2 (avx2)",
-    "one_answer": "yes",
-}
 ENOUGH = SameRows(LEAST_BLOCKS, LEAST_DEPTH_TOKENS, differ=False)
 
 

@@ -13,9 +13,8 @@ import pytest
 from ollama_tiering import cli
 from ollama_tiering.protocol.engine import messages as m
 from ollama_tiering.protocol.pb import administration_pb2 as adm
-from tests.contract.fake_engine import FakeEngine, hello, prompt
+from tests.contract.fake_engine import EXACT, FakeEngine, hello, prompt
 from tests.sidecar import SidecarProcess
-from tests.unit.sidecar.test_adoption import EXACT
 
 SYSTEM = prompt(1000, 64 * 64)  # what both builds compute
 CHAT = [*SYSTEM, *prompt(50_000, 1000)]  # what the old one goes on with

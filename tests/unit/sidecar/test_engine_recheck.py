@@ -13,9 +13,8 @@ import pytest
 from ollama_tiering.protocol.engine.messages import GateMode
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.sidecar.rechecks import FILE_NAME, Rechecks
-from tests.contract.fake_engine import FakeEngine, hello, prompt
+from tests.contract.fake_engine import EXACT, FakeEngine, hello, prompt
 from tests.sidecar import SidecarProcess
-from tests.unit.sidecar.test_adoption import EXACT
 
 TEXT = prompt(1000, 64 * 10 + 7)
 WRONG = 64 * 6 + 3  # rows from this one on
