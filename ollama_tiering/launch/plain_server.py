@@ -17,7 +17,7 @@ from pathlib import Path
 from ollama_tiering import config
 from ollama_tiering.config.environment import ENV_ENGINE_SOCKET, ENV_LLAMA_SERVER
 from ollama_tiering.errors import MissingTool, ServiceError, TieringError, UsageError
-from ollama_tiering.launch import leash, llama_devices
+from ollama_tiering.launch import leash, llama_devices, router_models
 from ollama_tiering.launch.block_service import BlockService, ask
 from ollama_tiering.launch.ollama import STOP_SECONDS
 from ollama_tiering.launch.process import Child, environment, rotate
@@ -166,6 +166,7 @@ def run(request: PlainRequest, report: Teller) -> int:
             if server.running:
                 raise
         finally:
+            router_models.ask_to_end(server.pid)
             server.stop(seconds=STOP_SECONDS, hurry=interrupts.insisted)
             pair.stop_sidecar()
     code = server.exit_code or 0
