@@ -81,14 +81,14 @@ def free_port() -> int:
 
 
 class LlamaServer:
-    """A context manager. It is ended by its own process id."""
+    """A context manager. It is ended by its own process id. Without a model it is a router."""
 
     start_seconds, request_seconds = START_SECONDS, REQUEST_SECONDS
 
     def __init__(
         self,
         binary: Path,
-        model: Path,
+        model: Path | None,
         log: Path,
         *options: str,
         sidecar: Path | None = None,
@@ -97,7 +97,8 @@ class LlamaServer:
         self.port = free_port()
         self.log = log
         fixed = ("--host", "127.0.0.1", "--port", str(self.port), "-t", "1", "--no-webui")
-        self._command = [str(binary), "--model", str(model), *fixed, "--offline", *options]
+        named = () if model is None else ("--model", str(model))
+        self._command = [str(binary), *named, *fixed, "--offline", *options]
         self._env = {k: v for k, v in os.environ.items() if not k.startswith(("OLLAMA_", "LLAMA_"))}
         given = {"LLAMA_ARG_CACHE_RAM": "0", **(env or {})}  # None: without it
         self._env |= {name: value for name, value in given.items() if value is not None}
