@@ -20,7 +20,8 @@ struct linked {
 // The linker's name of what an object was built from (NT_GNU_BUILD_ID), as bytes; empty if it has none.
 std::string build_id(const dl_phdr_info & object);
 
-// Ends the process with one line and exit code 1 if one of them is loaded and is another. What is not loaded is not asked
+// If one of them is loaded and is another, the guard of the tree takes this process's place, which starts what is installed.
+// Without a guard, or if it has started this, the process ends with one line and exit code 1. What is not loaded is not asked
 // for: the linker leaves out libraries of which nothing is used.
 void require_linked(const linked * libraries, size_t count);
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.patchset import elf
-from ollama_tiering.patchset.llama_server import linked
+from ollama_tiering.patchset.llama_server import guard, linked
 from tests.integration.engine_program import SOURCE, WARNINGS
 
 BESIDE = "libllama.so.0"
@@ -82,8 +83,8 @@ class Tree:
         link.unlink(missing_ok=True)
         link.symlink_to(library)
 
-    def run(self) -> subprocess.CompletedProcess[str]:
-        program = [self.folder / "program"]
+    def run(self, name: str = "program", *arguments: str) -> subprocess.CompletedProcess[str]:
+        program = [self.folder / name, *arguments]
         return subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
 
     def answers(self) -> str:
@@ -128,6 +129,27 @@ def test_beside_another_library_it_ends_before_anything_else(
     assert "run `tiering patch`" in line
     tree.put(installed)
     assert tree.answers() == "1\n"
+
+
+def test_the_guard_beside_it_takes_its_place(tmp_path: Path, installed: Path) -> None:
+    """As a router starts the program for each model: by its file, past the guard. One that starts
+    it again is asked once.
+    """
+    tree = Tree(tmp_path, installed)
+    copy, script = tree.folder / guard.COPY, tree.folder / "llama-server"
+    (tree.folder / "program").rename(copy)
+    script.write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
+    script.chmod(0o755)
+    assert tree.run(guard.COPY).stdout == "1\n", "nothing was updated"
+    tree.put(make_library(tmp_path / "updated", BESIDE, 2, IDS["build id"]))
+    done = tree.run(guard.COPY, "-m", "a model", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "<-m><a model><>", "")
+    script.write_text(f'#!/bin/sh\necho asked\nexec {shlex.quote(str(copy))} "$@"\n')
+    done = tree.run(guard.COPY)
+    assert (done.returncode, done.stdout) == (1, "asked\n")
+    assert "is not the library that" in done.stderr
+    script.unlink()
+    assert tree.run(guard.COPY).returncode == 1
 
 
 def test_a_file_that_was_written_anew_is_another(tmp_path: Path, installed: Path) -> None:
