@@ -193,6 +193,7 @@ def document(
                 "tree_of_links": _engine_of(runner.pid),
                 "model": runner.model,
                 "name": names.get(runner.model, ""),
+                "router_name": _router_name(runner.pid),
                 "tiered": runner.tiered,
                 "reason": runner.reason,
                 "namespace": runner.namespace.hex(),
@@ -270,6 +271,8 @@ def lines(path: Path, answer: adm.StatResponse, memory: MemoryLimit | None = Non
         yield "runners: no model is loaded" if answer.model_uses else "runners: none has reported"
     for runner in answer.runners:
         yield from _runner_lines(runner, names)
+        if name := _router_name(runner.pid):
+            yield f"  a router's model: {name}"
         if engine := _engine_of(runner.pid):
             yield f"  {engine}"
         if refused := status_rules.refusal(answer, runner.namespace):
@@ -282,6 +285,12 @@ def _engine_of(pid: int) -> str:
     from ollama_tiering.launch.runner_tree import engine_of
 
     return engine_of(pid)
+
+
+def _router_name(pid: int) -> str:
+    from ollama_tiering.launch.router_models import name_of
+
+    return name_of(pid)
 
 
 def _broken_builds() -> list[str]:

@@ -7,8 +7,13 @@ models. That may take longer than anybody waits for it, so its models are asked 
 from __future__ import annotations
 
 import contextlib
+from typing import Final
 
 import psutil
+
+from ollama_tiering.errors import plain
+
+_NAME: Final = "--alias"
 
 
 def ask_to_end(router_pid: int) -> None:
@@ -22,3 +27,13 @@ def ask_to_end(router_pid: int) -> None:
             with contextlib.suppress(psutil.Error, OSError):
                 if child.exe() == program:
                     child.terminate()
+
+
+def name_of(pid: int) -> str:
+    """Under which name a router is asked for that llama-server; empty for one that none started."""
+    with contextlib.suppress(psutil.Error, OSError):
+        model = psutil.Process(pid)
+        router, words = model.parent(), model.cmdline()
+        if router and router.exe() == model.exe() and _NAME in words[:-1]:
+            return plain(words[words.index(_NAME) + 1])
+    return ""

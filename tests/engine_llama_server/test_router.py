@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ollama_tiering.launch import block_service
+from ollama_tiering.launch.router_models import name_of
 from ollama_tiering.models.make import make_model
 from ollama_tiering.models.shapes import make_shape
 from tests.engine_llama_server.router import Router, preset, waiting_client
@@ -125,7 +126,7 @@ def test_each_model_goes_on_with_its_own_rows(
     for name, path in paths.items():
         assert router.complete(prompt + other, model=name) == wanted[name]
         told = router.runner(name)
-        assert (told.tiered, told.model) == (True, path.name)
+        assert (told.tiered, told.model, name_of(told.pid)) == (True, path.name, name)
         assert (told.restored_tokens, told.prompt_tokens) == (PROMPT, PROMPT + 30)
     namespaces = {router.runner(name).namespace for name in paths}
     assert len(namespaces) == len(paths)

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from ollama_tiering.cli import status
 from ollama_tiering.config import MemoryLimit
+from ollama_tiering.launch import router_models
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.store.block.pb import block_store_pb2 as pb
 from tests.unit.sidecar.ollama_models import blob, name_model
@@ -38,6 +39,22 @@ def test_attention_on_the_cpu_is_told_of_tiered_and_other_runners_alike() -> Non
     assert told == [f"  attention on the CPU: {said}", "  attention on the CPU: stock"]
     document = status.document(Path("s"), answer)
     assert [runner["cpu_attention"] for runner in document["runners"]] == [said, "stock", ""]
+
+
+def test_a_model_of_a_router_has_the_name_by_which_it_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(router_models, "name_of", lambda pid: "qwen3:8b" if pid == 2 else "")
+    runners = [pb.RunnerReport(pid=pid, model="m.gguf", tiered=True) for pid in (1, 2)]
+    answer = adm.StatResponse(version="1", runners=runners)
+    lines = list(status.lines(Path("s"), answer))
+    told = [line for line in lines if line.startswith("runner ") or "router" in line]
+    assert [line.partition(":")[0] for line in told] == [
+        *("runner 1 m.gguf", "runner 2 m.gguf", "  a router's model"),
+    ]
+    assert told[-1] == "  a router's model: qwen3:8b"
+    document = status.document(Path("s"), answer)
+    assert [runner["router_name"] for runner in document["runners"]] == ["", "qwen3:8b"]
 
 
 def test_what_was_not_read_for_lack_of_memory_is_told() -> None:
