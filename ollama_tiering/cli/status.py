@@ -271,8 +271,6 @@ def lines(path: Path, answer: adm.StatResponse, memory: MemoryLimit | None = Non
         yield "runners: no model is loaded" if answer.model_uses else "runners: none has reported"
     for runner in answer.runners:
         yield from _runner_lines(runner, names)
-        if name := _router_name(runner.pid):
-            yield f"  a router's model: {name}"
         if engine := _engine_of(runner.pid):
             yield f"  {engine}"
         if refused := status_rules.refusal(answer, runner.namespace):
@@ -349,6 +347,8 @@ def _runner_lines(runner: pb.RunnerReport, names: Mapping[str, str]) -> Iterator
 
 
 def _properties(runner: pb.RunnerReport) -> Iterator[str]:
+    if name := _router_name(runner.pid):
+        yield f"  a router's model: {name}"
     if runner.caches:
         yield f"  caches: {runner.caches}"
     if where := cache_memory.words(runner.cache_memory):
