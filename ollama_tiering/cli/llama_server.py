@@ -32,7 +32,9 @@ def llama_server(
     """Start the sidecar if none runs, and llama-server with ARGUMENTS.
 
     ARGUMENTS are llama-server's own; write two dashes before them. Its cache of prompts is off
-    while the sidecar is there, unless they, or LLAMA_ARG_CACHE_RAM, say how large it is.
+    while the sidecar is there, unless they, or LLAMA_ARG_CACHE_RAM, say how large it is. Without a
+    model (with --models-dir or --models-preset, say) it starts a llama-server for each one that
+    requests name, and all of them use this sidecar.
 
     Runs until llama-server ends, or until Ctrl-C or SIGTERM. Then llama-server is ended first, and
     a sidecar that was started by this command copies what it has to the disk. The exit code is that

@@ -24,6 +24,7 @@ from tests.places import short_directory
 
 PROMPT = 300
 LONG = 5380
+SIZES = {"short": 1024, "long": 2048}  # of a context
 ONE = ("-fa", "on", "-np", "1", "-c", "2048")
 LARGE = ("-fa", "on", "-np", "1", "-c", "8192", "-b", "128", "-ub", "128")
 SETTINGS = {
@@ -154,6 +155,27 @@ def test_models_that_take_turns_lose_nothing(
         assert set(router.models()) == {name}
         assert router.runner(name).restored_tokens == wanted.cached > PROMPT
     assert router.end() == 0
+
+
+def test_two_names_of_one_file_share_what_is_stored(
+    command: LlamaCommand, rng: random.Random, patched: Path, paths: dict[str, Path], tmp_path: Path
+) -> None:
+    """The size of the context changes no bit. Nor does the router: a server without one finds it,
+    too.
+    """
+    prompt = text(rng, PROMPT)
+    models = {name: {"model": paths["twin"], "c": size} for name, size in SIZES.items()}
+    options = ("-fa", "on", "-np", "1")
+    file = preset(tmp_path / "models.ini", models)
+    router = Router(command, patched, "--models-preset", str(file), *options).start()
+    assert router.complete([*prompt, 7], model="short").cached == 0
+    router.wait_settled()
+    assert router.complete([*prompt, 8], model="long").cached == PROMPT
+    assert set(router.models()) == set(SIZES)
+    assert router.end() == 0
+    alone = Router(command, patched, "-m", str(paths["twin"]), "-c", "4096", *options).start()
+    assert alone.complete([*prompt, 9]).cached == PROMPT
+    assert alone.end() == 0
 
 
 def test_the_router_itself_has_nothing_to_do_with_the_store(
