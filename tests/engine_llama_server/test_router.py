@@ -24,7 +24,6 @@ from tests.places import short_directory
 
 PROMPT = 300
 LONG = 5380
-SIZES = {"short": 1024, "long": 2048}  # of a context
 ONE = ("-fa", "on", "-np", "1", "-c", "2048")
 LARGE = ("-fa", "on", "-np", "1", "-c", "8192", "-b", "128", "-ub", "128")
 SETTINGS = {
@@ -161,17 +160,22 @@ def test_two_names_of_one_file_share_what_is_stored(
     command: LlamaCommand, rng: random.Random, patched: Path, paths: dict[str, Path], tmp_path: Path
 ) -> None:
     """The size of the context changes no bit. Nor does the router: a server without one finds it,
-    too.
+    too. Of these two, only one was told how large its own cache of prompts is, so that has it.
     """
     prompt = text(rng, PROMPT)
-    models = {name: {"model": paths["twin"], "c": size} for name, size in SIZES.items()}
+    models: dict[str, dict[str, object]] = {
+        "short": {"model": paths["twin"], "c": 1024},
+        "long": {"model": paths["twin"], "c": 2048, "cache-ram": 64},
+    }
     options = ("-fa", "on", "-np", "1")
     file = preset(tmp_path / "models.ini", models)
     router = Router(command, patched, "--models-preset", str(file), *options).start()
     assert router.complete([*prompt, 7], model="short").cached == 0
     router.wait_settled()
     assert router.complete([*prompt, 8], model="long").cached == PROMPT
-    assert set(router.models()) == set(SIZES)
+    router.wait_settled()
+    assert set(router.models()) == set(models)
+    assert router.said_by_models().count("own cache of prompts is off") == 1
     assert router.end() == 0
     alone = Router(command, patched, "-m", str(paths["twin"]), "-c", "4096", *options).start()
     assert alone.complete([*prompt, 9]).cached == PROMPT
