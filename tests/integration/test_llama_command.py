@@ -82,6 +82,29 @@ def test_a_signal_ends_the_program_and_then_the_sidecar(
     assert block_service.ask(command.socket) is None
 
 
+# Waits for its model before it ends, as a router does that has passed a request on to it.
+ROUTER = """\
+import json, signal, subprocess, sys
+from pathlib import Path
+model = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(model.wait() + signal.SIGTERM))
+part = Path(sys.argv[0]).with_name("part")  # OLLAMA_KV_TIER_ENGINE_SOCKET
+part.write_text(json.dumps({"model": model.pid}))
+part.rename(part.with_name("seen.json"))
+signal.pause()
+"""
+
+
+def test_a_signal_ends_the_models_of_a_router_too(command: LlamaCommand, tmp_path: Path) -> None:
+    fake = Fake(tmp_path)
+    fake.program.write_text(f"#!{sys.executable}\n{ROUTER}")
+    process = command.start("--program", fake.program)
+    model = fake.seen()["model"]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0  # it is killed after 30
+    assert not psutil.pid_exists(model)
+
+
 def test_a_sidecar_that_runs_is_used_and_stays(command: LlamaCommand, tmp_path: Path) -> None:
     fake = Fake(tmp_path)
     first = command.start("--program", fake.program, "--", "stay")
