@@ -166,7 +166,8 @@ def run(request: PlainRequest, report: Teller) -> int:
             if server.running:
                 raise
         finally:
-            router_models.ask_to_end(server.pid)
+            if server.running:  # else its number may be another process's by now
+                router_models.ask_to_end(server.pid)
             server.stop(seconds=STOP_SECONDS, hurry=interrupts.insisted)
             pair.stop_sidecar()
     code = server.exit_code or 0

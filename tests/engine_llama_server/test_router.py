@@ -282,6 +282,7 @@ def test_a_model_that_sleeps_goes_on_from_the_store(
     router.unload("twin")
     router.slot_file_of("twin", "restore", "kept")
     assert alike(router.complete(prompt + third, model="twin"), wanted[1])
+    router.wait_state("twin", "sleeping")
     assert router.end() == 0
 
 
