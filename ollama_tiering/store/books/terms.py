@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import NamespaceId
 
 _MAX_NAMESPACES: Final = 1 << 16
+_MOST_DESCRIBED: Final = 1024  # of some kilobytes each
 _CHECKED_ENGINES: Final = ("ollama-go/", "llama.cpp/", "llama-server/")
 _CONTENT: Final = "content="
 UNCHECKED: Final = (
@@ -43,6 +45,7 @@ class TermsTable:
         self._models: dict[NamespaceId, str] = {}
         self._terms: dict[NamespaceId, Terms] = {}
         self._unchecked: set[NamespaceId] = set()
+        self._described: dict[NamespaceId, Fields] = {}  # those heard of last
         self.redo(decide)
 
     def redo(self, decide: Decide) -> None:
@@ -58,6 +61,10 @@ class TermsTable:
 
     def learn_described(self, namespace: NamespaceId, fields: Iterable[tuple[str, str]]) -> None:
         """What the namespace's description says of it."""
+        self._described.pop(namespace, None)
+        self._described[namespace] = fields = tuple(fields)
+        while len(self._described) > _MOST_DESCRIBED:
+            del self._described[next(iter(self._described))]
         described = dict(fields)
         self.learn(namespace, described.get("model", ""))
         if not is_checked(described) and namespace not in self._unchecked:
@@ -86,6 +93,10 @@ class TermsTable:
     def model(self, namespace: NamespaceId) -> str:
         """File name; empty where it is not known."""
         return self._models.get(namespace, "")
+
+    def described(self, namespace: NamespaceId) -> Fields:
+        """What the namespace is the digest of; empty where it is not known. No I/O."""
+        return self._described.get(namespace, ())
 
     def together(self, namespace: NamespaceId) -> frozenset[NamespaceId]:
         """All namespaces of its model: they share one budget."""

@@ -7,18 +7,15 @@ from ollama_tiering.store.block.key import NamespaceId
 from ollama_tiering.store.books.builds import SameRows as SameRows
 from ollama_tiering.store.books.builds import same_rows
 from ollama_tiering.store.tiered import TieredStore
-from ollama_tiering.store.tools.admin import Administration
 
 _BUILD = "engine"  # the field of a namespace's description
 
 
 class Builds:
-    """Thread-safe. `description` may block."""
+    """Thread-safe. Touches no disk, which may hang while an engine waits."""
 
     def __init__(self, store: TieredStore) -> None:
         self._state = store.state
-        self._describe = Administration(store, alone=False).describe
-        self._known: dict[NamespaceId, Fields] = {}  # a namespace is the digest of these
 
     def others(self, namespace: NamespaceId, fields: Fields) -> list[NamespaceId]:
         """Namespaces with more blocks than this one, those with most first, whose description
@@ -34,13 +31,8 @@ class Builds:
         return [name for name in names if _same_but_build(self.description(name), fields)]
 
     def description(self, namespace: NamespaceId) -> Fields:
-        """Empty where no tier of this host has it."""
-        known = self._known.get(namespace)
-        if known is None:
-            known = self._describe(namespace)
-            if known:
-                self._known[namespace] = known
-        return known
+        """Empty where it is not known."""
+        return self._state.terms.described(namespace)
 
     def same_rows(self, mine: NamespaceId, other: NamespaceId) -> SameRows:
         return same_rows(self._state, mine, other)

@@ -51,14 +51,16 @@ class MadeBuilds(Builds):
                 key: Any = bytes((number, block, *bytes(30)))
                 tree.add(BlockRecord(key, one.namespace, one.namespace, bytes(4), 1, 1, 0.0))
         names = [one.namespace for one in stored]
+        described = {one.namespace: one.fields for one in stored}
         self._state: Any = SimpleNamespace(
             lock=threading.Lock(),
             tree=tree,
-            terms=SimpleNamespace(by_model=lambda: {NEW.model: names}),
+            terms=SimpleNamespace(
+                by_model=lambda: {NEW.model: names},
+                described=lambda name: described.get(name, ()),
+            ),
             watch=SimpleNamespace(with_histories=set()),
         )
-        self._known = {one.namespace: one.fields for one in stored}
-        self._describe = lambda namespace: ()
         self.rows = rows
         self.compared = 0
 
