@@ -8,6 +8,7 @@ blocks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ollama_tiering.store.block.key import NamespaceId
@@ -32,6 +33,17 @@ class _Pair(NamedTuple):
     mine: bytes
     other: bytes
     tokens: int  # before the blocks that follow
+
+
+def larger(
+    state: StoreState, mine: NamespaceId, others: Iterable[NamespaceId]
+) -> list[NamespaceId]:
+    """Those that have more blocks than `mine`, the largest first."""
+    with state.lock:
+        counts = dict(state.tree.counts(len(state.tree)))
+    own = counts.get(mine, 0)
+    found = [name for name in others if counts.get(name, 0) > own]
+    return sorted(found, key=lambda name: -counts[name])
 
 
 def same_rows(state: StoreState, mine: NamespaceId, other: NamespaceId) -> SameRows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import NamespaceId
 from ollama_tiering.store.books.builds import SameRows as SameRows
-from ollama_tiering.store.books.builds import same_rows
+from ollama_tiering.store.books.builds import larger, same_rows
 from ollama_tiering.store.tiered import TieredStore
 
 _BUILD = "engine"  # the field of a namespace's description
@@ -23,11 +23,7 @@ class Builds:
         """
         state = self._state
         model = dict(fields).get("model", "")
-        with state.lock:
-            counts = dict(state.tree.counts(len(state.tree)))
-        own = counts.get(namespace, 0)
-        names = [n for n in state.terms.by_model().get(model, ()) if counts.get(n, 0) > own]
-        names.sort(key=lambda name: -counts[name])
+        names = larger(state, namespace, state.terms.by_model().get(model, ()))
         return [name for name in names if _same_but_build(self.description(name), fields)]
 
     def description(self, namespace: NamespaceId) -> Fields:
