@@ -86,6 +86,11 @@ _LLAMA_SOURCE = click.option(
     help="llama.cpp for the installed Ollama: a clone, a folder or a tar archive.  "
     "[default: fetched from GitHub]",
 )
+_WAIT = click.option(
+    "--wait",
+    is_flag=True,
+    help="Patch the installed Ollama once none of its files has changed for 10 s: after an update.",
+)
 _QUIET = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 _VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Show each command that runs.")
 
@@ -100,7 +105,7 @@ def _options(*options: Callable[..., Any]) -> Decorator:
 
 
 _BUILD = _options(
-    *(_OLLAMA, _LLAMA_SOURCE, _TAG, _SOURCE, _CPU, _CUDA, _ARCH, _JOBS, _UNTESTED),
+    *(_OLLAMA, _LLAMA_SOURCE, _WAIT, _TAG, _SOURCE, _CPU, _CUDA, _ARCH, _JOBS, _UNTESTED),
     *(_QUIET, _VERBOSE),
 )
 
@@ -119,6 +124,10 @@ def patch(ctx: click.Context, /, **given: Any) -> None:
     installed. No installed file is written. It is the installed one if --ollama says so, or if
     one was patched before; or if it is there, no version with the Go engine was built before, and
     no option or setting names one.
+
+    With --wait, an installed Ollama that is gone or not whole is waited for, for an hour. The exit
+    code is 0 if its tree is made, or was there already; 9 if its files still change then. For all
+    else it is that of the failure, with the cure on the same line.
     """
     if ctx.invoked_subcommand is None:
         _build(**given)
@@ -309,7 +318,13 @@ def status(tree: Path | None, as_json: bool) -> None:
 
 
 def _build(
-    *, quiet: bool, verbose: bool, ollama: str | None, llama_source: str | None, **given: Any
+    *,
+    quiet: bool,
+    verbose: bool,
+    ollama: str | None,
+    llama_source: str | None,
+    wait: bool,
+    **given: Any,
 ) -> None:
     from ollama_tiering.kernels import images
 
@@ -318,7 +333,13 @@ def _build(
             signal.signal(number, signal.default_int_handler)
     report, arch = Report(quiet=quiet, verbose=verbose), given.get("cuda_arch")
     go = {name: value for name, value in given.items() if name != "jobs"}
-    if installed := choose.chosen(ollama or (choose.AUTO if llama_source else None), go):
+    named = ollama or (choose.AUTO if llama_source else None)
+    if wait:
+        from ollama_tiering.cli.patch_installed import patch_after_update
+
+        echo_path(patch_after_update(named, go, llama_source, given, report))
+        return
+    if installed := choose.chosen(named, go):
         from ollama_tiering.cli.patch_installed import patch_installed
 
         echo_path(patch_installed(installed, llama_source, given, report))

@@ -8,11 +8,13 @@ from typing import Any
 import click
 
 from ollama_tiering import config
-from ollama_tiering.errors import plain
+from ollama_tiering.errors import TieringError, plain
 from ollama_tiering.launch import tree_upkeep
+from ollama_tiering.launch.after_update import AfterUpdate
 from ollama_tiering.launch.llama_up import make_tree, remove_trees
+from ollama_tiering.launch.unharmed import in_one_line
 from ollama_tiering.patchset.binary import named_binary
-from ollama_tiering.patchset.llama_server import built, installation
+from ollama_tiering.patchset.llama_server import built, choose, installation
 from ollama_tiering.patchset.llama_server.built import BuildRequest
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
@@ -27,6 +29,25 @@ def patch_installed(
 ) -> Path:
     request = BuildRequest(source, given["jobs"])
     tree = make_tree(installed, request, report)
+    tree_upkeep.remove_superseded(tree, report)
+    return tree.binary
+
+
+def patch_after_update(
+    named: str | None,
+    go_options: dict[str, Any],
+    source: str | None,
+    given: dict[str, Any],
+    report: Report,
+) -> Path:
+    """Once an installer is done. What goes wrong is one line, for a journal."""
+    choose.require_one_engine(choose.AUTO, go_options)
+    try:
+        tree = AfterUpdate(lambda: choose.chosen(named, go_options), report).tree(
+            BuildRequest(source, given["jobs"])
+        )
+    except TieringError as error:
+        raise type(error)(in_one_line(error)) from None
     tree_upkeep.remove_superseded(tree, report)
     return tree.binary
 

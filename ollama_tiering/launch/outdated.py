@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from ollama_tiering.launch.after_update import SETTLED_SECONDS
 from ollama_tiering.launch.computing import Computing
 from ollama_tiering.patchset.llama_server import built
 from ollama_tiering.patchset.llama_server import installation as installed
 from ollama_tiering.patchset.llama_server.installation import FileState, InstalledOllama
 
-SETTLED_SECONDS: Final = 10.0  # without a change: an installer unpacks for minutes
 LONGEST_SECONDS: Final = 300.0  # then an answer that is still computed is cut
 
 

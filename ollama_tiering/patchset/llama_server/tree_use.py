@@ -1,5 +1,6 @@
 """Who serves from a tree of links, by a lock on its record: shared by all who do, and taken alone
 by whoever removes it. It ends with the process, however that ends, and is the same for every user.
+A service has no such lock, because a shell starts its server: that is seen by its program.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ollama_tiering.patchset.llama_server.link_tree import RECORD
 from ollama_tiering.system.locks import for_owner_only
 
 UNFINISHED: Final = ".building-"  # begins the name of a folder that goes with the next patch
+_PROCESSES: Final = Path("/proc")
 _RECORD_FILE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -45,7 +47,7 @@ def remove_all(folders: Sequence[Path]) -> None:
         for folder in folders:
             if not taken.enter_context(_taken(folder)):
                 raise ServiceError(
-                    f"a `tiering up` serves from {folder}", hint="end it first: tiering status"
+                    f"a running Ollama serves from {folder}", hint="end it first: tiering status"
                 )
         for folder in folders:
             put_away(folder)
@@ -78,9 +80,19 @@ def _taken(folder: Path, record: str = RECORD) -> Iterator[bool]:
         yield False
         return
     try:
-        yield _locked(fd, fcntl.LOCK_EX)
+        yield _locked(fd, fcntl.LOCK_EX) and not _runs(folder)
     finally:
         os.close(fd)
+
+
+def _runs(folder: Path) -> bool:
+    """Whether a process that this user may look at has a program of the folder."""
+    below = f"{folder.resolve()}/"
+    for program in _PROCESSES.glob("[0-9]*/exe"):
+        with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            if str(program.readlink()).startswith(below):
+                return True
+    return False
 
 
 def _opened(record: Path) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from ollama_tiering import cli
 from ollama_tiering.errors import ResultDiffers, UnsupportedUpstream, UsageError
-from ollama_tiering.launch import llama_up
+from ollama_tiering.launch import after_update, llama_up
 from ollama_tiering.patchset.llama_server import choose, installation
 from ollama_tiering.patchset.llama_server.choose import chosen
 from tests.unit.patchset import fake_installed as fake
@@ -169,6 +169,26 @@ def test_what_fails_has_an_exit_code_and_a_way_out(
     assert tiering("patch", *where)[0] == 1
     assert "no build tree yet" in tiering("patch", "status")[1]
     assert tiering("patch", "--ollama", "auto", "--tag", "v0.16.3")[0] == 2
+
+
+def test_with_wait_each_end_is_one_line_and_a_code(
+    world: World, tiering: Tiering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(after_update, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(after_update, "_LOOK_SECONDS", 0.01)
+    wait = ("patch", "--wait", "--ollama", str(world.place), "--llama-source", str(world.source))
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    code, _, err = tiering(*wait)
+    *_, line = err.splitlines()
+    assert code == 6
+    assert line.startswith("error: ")
+    assert "install" in line  # the cure
+    monkeypatch.setenv("CXX", str(tmp_path / "compiler/c++"))
+    code, out, err = tiering(*wait)
+    assert code == 0, err
+    assert err.splitlines()[-1] == f"the next start of Ollama {fake.VERSION} is tiered"
+    assert tiering(*wait) == (0, out, f"{out.strip()} is up to date\n")
+    assert tiering("patch", "--wait", "--tag", "v0.16.3")[0] == 2
 
 
 def test_it_becomes_a_service(world: World, tiering: Tiering) -> None:

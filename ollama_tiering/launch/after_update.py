@@ -1,0 +1,94 @@
+"""A tree of links for an installed Ollama that is being updated: made once that is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ollama_tiering.errors import ServiceError, TieringError, UsageError
+from ollama_tiering.launch.llama_up import make_tree
+from ollama_tiering.launch.unharmed import in_one_line
+from ollama_tiering.patchset.llama_server import built
+from ollama_tiering.patchset.llama_server.built import BuildRequest
+from ollama_tiering.patchset.llama_server.installation import FileState, InstalledOllama
+from ollama_tiering.patchset.llama_server.link_tree import LinkTree
+from ollama_tiering.patchset.report import Report
+
+SETTLED_SECONDS: Final = 10.0  # without a change: an installer unpacks for minutes
+LONGEST_SECONDS: Final = 3600.0  # then nobody updates it any more
+_LOOK_SECONDS: Final = 2.0
+_UNTIL: Final = "until no file of Ollama changes any more"
+
+
+@dataclass(slots=True)
+class AfterUpdate:
+    """`find` returns what is installed, or None if that is not what is to be patched; it raises a
+    TieringError where that is gone or not whole, as it is while an installer is at work.
+    """
+
+    find: Callable[[], InstalledOllama | None]
+    report: Report
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def tree(self, request: BuildRequest) -> LinkTree:
+        """Returns at once where there is one for what is installed. TieringError if it cannot be
+        made; ServiceError if files still change after LONGEST_SECONDS. If an update comes while it
+        is made, it is made once more.
+        """
+        deadline = self.clock() + LONGEST_SECONDS
+        while True:
+            found = self._settled(deadline)
+            if done := built.current(found):
+                self.report.say(f"{done.binary} is up to date")
+                return done
+            state = found.state()
+            try:
+                tree = make_tree(found, request, self.report)
+            except TieringError as error:
+                if found.state() == state:
+                    raise
+                self.report.say(f"{found.program} was changed meanwhile: {in_one_line(error)}")
+            else:
+                self.report.say(f"the next start of Ollama {tree.version} is tiered")
+                return tree
+
+    def _settled(self, deadline: float) -> InstalledOllama:
+        """What is installed, once none of its files has changed for SETTLED_SECONDS, or as it is
+        now if it has its tree.
+        """
+        seen: FileState = []  # nothing whole
+        since, said = 0.0, False
+        while True:
+            found, why = self._look()
+            if found and not said and built.current(found):
+                return found
+            state, now = found.state() if found else [], self.clock()
+            if found is None or state != seen:
+                seen, since = state, now
+            elif now - since >= SETTLED_SECONDS:
+                return found
+            if now >= deadline:
+                raise why
+            if not said:
+                self.report.say(f"waiting {_UNTIL if found else f'for Ollama: {why.message}'}")
+                said = True
+            self.sleep(_LOOK_SECONDS)
+
+    def _look(self) -> tuple[InstalledOllama | None, TieringError]:
+        """What is installed now, and the error if it stays so."""
+        try:
+            found = self.find()
+        except TieringError as error:
+            return None, error
+        if found is None:
+            raise UsageError(
+                "no installed Ollama of v0.30 or later is to be patched",
+                hint="name it: --ollama DIR",
+            )
+        return found, ServiceError(
+            f"{found.program} or its libraries change again and again",
+            hint="see what writes there; then: tiering patch",
+        )
