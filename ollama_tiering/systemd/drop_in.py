@@ -22,6 +22,7 @@ from ollama_tiering.systemd.units import (
     go_variables,
     stock_start,
     tree_start,
+    wants,
 )
 
 
@@ -56,6 +57,7 @@ def drop_in(service: Service, unit: StockUnit, program_digest: str) -> str:
         "# Stopped before the sidecar, which writes down what it stored; started without it too.",
         f"After={SIDECAR_UNIT}",
         f"Wants={SIDECAR_UNIT}",
+        *wants(service),
         "",
         "[Service]",
         "ExecStart=",

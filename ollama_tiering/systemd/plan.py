@@ -8,6 +8,7 @@ server is ours is copied, because it comes from a cache.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pwd
 import sys
@@ -26,11 +27,15 @@ from ollama_tiering.sidecar.engine import listener
 from ollama_tiering.systemd import access, in_place, server_files, stock
 from ollama_tiering.systemd.drop_in import drop_in
 from ollama_tiering.systemd.manifest import NewFile
+from ollama_tiering.systemd.patch_units import maker_unit, path_unit
 from ollama_tiering.systemd.tree_start import TREE
 from ollama_tiering.systemd.units import (
     DIRECTORY,
+    MAKER_UNIT,
+    PATH_UNIT,
     SERVER_UNIT,
     SIDECAR_UNIT,
+    WANTED,
     Service,
     TreeService,
     server_unit,
@@ -40,6 +45,7 @@ from ollama_tiering.systemd.units import (
 DEFAULT_USER: Final = "ollama"  # whom upstream's own installer makes
 _SYSTEM_UNITS: Final = Path("/etc/systemd/system")
 _SYSTEM_PREFIX: Final = Path("/opt/ollama-tiering")
+_SYSTEM_CACHE: Final = Path("/var/cache")
 _SYSTEM_CONFIG: Final = Path("/etc") / config.APP_NAME / "config.toml"
 
 
@@ -69,6 +75,11 @@ class InstallRequest:
         return self.prefix or (own if self.user_mode else _SYSTEM_PREFIX)
 
     @property
+    def cache(self) -> Path:
+        """Where the services' user makes trees after an update."""
+        return _user_cache() if self.user_mode else _SYSTEM_CACHE / DIRECTORY
+
+    @property
     def config_file(self) -> Path:
         return config.config_file() if self.user_mode else _SYSTEM_CONFIG
 
@@ -77,7 +88,8 @@ class InstallRequest:
 class InstallPlan:
     service: Service
     files: tuple[NewFile, ...]
-    units: tuple[str, ...]
+    units: tuple[str, ...]  # that are enabled
+    wanted: tuple[str, ...]  # by the server's, which starts them
     stock: dict[str, str]
     changeable: str = ""  # who could change what the services import, and the cure
     replaced: dict[str, str] = field(default_factory=dict)  # program -> SHA-256
@@ -105,7 +117,9 @@ def make_plan(request: InstallRequest) -> InstallPlan:
         files += [_unit(request, SERVER_UNIT, server_unit(service)), *engine]
         units.append(SERVER_UNIT)
     changeable = _changeable(account) if account and not request.root else ""
-    return InstallPlan(service, tuple(files), tuple(units), stock_digests, changeable, replaced)
+    wanted = WANTED if service.tree else ()
+    given = (service, tuple(files), tuple(units), wanted, stock_digests)
+    return InstallPlan(*given, changeable, replaced)
 
 
 def _changeable(account: pwd.struct_passwd) -> str:
@@ -135,9 +149,23 @@ def _with_server(
     service = replace(
         service,
         binary=tree_folder / links.PROGRAM,
-        tree=TreeService(tree.version, start, request.place, _engine_socket(request, service)),
+        tree=TreeService(
+            version=tree.version,
+            stock=start,
+            place=request.place,
+            engine_socket=_engine_socket(request, service),
+            program=ollama.program,
+            lib=ollama.lib,
+            cache=Path("%C") / DIRECTORY if request.user_mode else request.cache,
+        ),
     )
-    return service, server_files.tree_files(tree, ollama, start, tree_folder)
+    assert service.tree is not None
+    makers = (
+        _unit(request, PATH_UNIT, path_unit(service.tree)),
+        _unit(request, MAKER_UNIT, maker_unit(service, service.tree)),
+    )
+    files = server_files.tree_files(tree, ollama, start, tree_folder)
+    return service, itertools.chain(makers, files)
 
 
 def _engine_socket(request: InstallRequest, service: Service) -> Path:
@@ -270,6 +298,12 @@ def _keys(request: InstallRequest, home: Path) -> Path:
     keys = home / ".ollama"
     here = request.root / keys.relative_to("/") if request.root else keys
     return keys if here.is_dir() else home
+
+
+def _user_cache() -> Path:
+    """As the user's service manager has it: `%C` in a unit."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    return (Path(named) if named else config.home() / ".cache") / DIRECTORY
 
 
 def _unit(request: InstallRequest, name: str, text: str) -> NewFile:

@@ -4,8 +4,10 @@ gets its own server back.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ollama_tiering.errors import ServiceError, TieringError
@@ -18,7 +20,7 @@ from ollama_tiering.systemd.manager import Manager
 from ollama_tiering.systemd.manifest import Installed, InstallManifest, file_digest
 from ollama_tiering.systemd.stock_unit import StockUnit
 from ollama_tiering.systemd.tree_start import TREE, WhyStock
-from ollama_tiering.systemd.units import SIDECAR_UNIT
+from ollama_tiering.systemd.units import SIDECAR_UNIT, WANTED
 
 if TYPE_CHECKING:
     from ollama_tiering.systemd.plan import InstallRequest
@@ -61,28 +63,36 @@ def _why_silent(manager: Manager, address: Address) -> str:
     return f"the patched Ollama did not answer at {address} for {_START_SECONDS:.0f} s"
 
 
-def restore(request: InstallRequest, manager: Manager, *, dry_run: bool) -> str:
-    """Deletes the drop-in, and nothing else, and has the service start its own server; what was
-    deleted, empty where nothing was. ServiceError where somebody changed it.
+def restore(request: InstallRequest, manager: Manager, *, dry_run: bool) -> list[str]:
+    """Deletes the drop-in, and the units that are for its tree alone, and has the service start its
+    own server; what was deleted, the drop-in first. ServiceError where somebody changed that.
     """
     installed = Installed(request.place, request.root)
     manifest = installed.load() or InstallManifest()
     path = path_in(request, manifest)
     here = installed.at(request.unit_directory / DROP_IN)
     if not path and not stock_unit.is_ours(here):
-        return ""
+        return []
     if not path or installed.state(path, manifest.files[path]) == "changed":
         why = "was changed since it was written" if path else f"is not known in {request.place}"
         raise ServiceError(
             f"{here} {why}",
             hint=f"see what is in it, then: rm {here}; {commands(manager)}",
         )
+    units = [str(request.unit_directory / name) for name in WANTED]
+    wanted = [one for one in units if installed.state(one, manifest.files.get(one, "")) == "same"]
     if not dry_run:
         installed.take_back(path)
         manager.reload()
         if manager.wanted(UNIT_NAME):
             manager.restart([UNIT_NAME])
-    return path
+        for unit in wanted:
+            with contextlib.suppress(ServiceError):  # then it finds nothing to do
+                manager.stop([Path(unit).name])
+            installed.take_back(unit)
+        if wanted:
+            manager.reload()
+    return [path, *wanted]
 
 
 def commands(manager: Manager, *before: str) -> str:
@@ -112,7 +122,7 @@ def why_stock(request: InstallRequest) -> WhyStock | None:
     if program is None or str(program) not in manifest.stock:
         return WhyStock(f"{UNIT_NAME} starts {program} now", _again(request))
     if str(request.place / TREE / RECORD) in manifest.files:
-        return tree_start.why_stock(request.place, None, request.root)
+        return tree_start.why_stock(request.place, None, request.cache, request.root)
     try:
         now = file_digest(installed.at(program))
     except OSError:

@@ -17,7 +17,7 @@ from ollama_tiering.systemd.manager import Manager
 from ollama_tiering.systemd.manifest import Changes, Installed, InstallManifest
 from ollama_tiering.systemd.plan import InstallPlan, InstallRequest, make_plan
 from ollama_tiering.systemd.tree_start import TREE, WhyStock
-from ollama_tiering.systemd.units import DIRECTORY, SERVER_UNIT, SIDECAR_UNIT
+from ollama_tiering.systemd.units import DIRECTORY, PATH_UNIT, SERVER_UNIT, SIDECAR_UNIT
 
 
 @dataclass(slots=True)
@@ -46,8 +46,9 @@ def install(
             manager.require_present()
     old = installed.load() or InstallManifest()
     before = plan.stock
-    wanted = InstallManifest(units=list(plan.units), stock=before | plan.replaced)
-    left_out = [unit for unit in old.units if unit not in plan.units]
+    units = [*plan.units, *plan.wanted]
+    wanted = InstallManifest(units=units, stock=before | plan.replaced)
+    left_out = [unit for unit in old.units if unit not in units]
     if left_out and not dry_run:  # must not go on without its file
         installed.install(plan.files, wanted, dry_run=True)
         manager.stop(left_out)
@@ -91,10 +92,10 @@ def restore(request: InstallRequest, manager: Manager, *, dry_run: bool) -> Inst
     if not dry_run:
         require_permitted(request)
     before = stock.digests(request.root, request.unit_directory)
-    path = replaced.restore(request, manager, dry_run=dry_run)
+    paths = replaced.restore(request, manager, dry_run=dry_run)
     after = stock.digests(request.root, request.unit_directory)
     _require_same(before, after)
-    return InstallOutcome(Changes(removed=[path]), [], before, after, before) if path else None
+    return InstallOutcome(Changes(removed=paths), [], before, after, before) if paths else None
 
 
 def uninstall(request: InstallRequest, manager: Manager, *, dry_run: bool) -> InstallOutcome | None:
@@ -104,7 +105,7 @@ def uninstall(request: InstallRequest, manager: Manager, *, dry_run: bool) -> In
     if manifest is None:
         return None
     before = stock.digests(request.root, request.unit_directory)
-    given_back = ""
+    given_back: list[str] = []
     if not dry_run:
         require_permitted(request)
         path = replaced.path_in(request, manifest)
@@ -112,7 +113,7 @@ def uninstall(request: InstallRequest, manager: Manager, *, dry_run: bool) -> In
             given_back = replaced.restore(request, manager, dry_run=False)  # before its server goes
         manager.stop(manifest.units)
     changes = installed.uninstall(dry_run=dry_run)
-    changes.removed += [given_back] if given_back else []
+    changes.removed += given_back
     links = [] if dry_run else _remove_enablement(request, installed, manifest)
     if not dry_run:
         manager.reload()
@@ -139,7 +140,7 @@ def look(request: InstallRequest, manager: Manager) -> dict[str, object]:
                 "file": str(request.unit_directory / unit),
                 "state": manager.state(unit),
             }
-            for unit in (SIDECAR_UNIT, SERVER_UNIT)
+            for unit in (SIDECAR_UNIT, SERVER_UNIT, PATH_UNIT)
             if unit in found.units
         },
         "files": states,
@@ -157,7 +158,8 @@ def tree_of(request: InstallRequest) -> dict[str, str] | None:
     manifest = Installed(request.place, request.root).load() or InstallManifest()
     if str(request.place / TREE / RECORD) not in manifest.files:
         return None
-    why = tree_start.why_stock(request.place, None, request.root) or WhyStock("", "")
+    why = tree_start.why_stock(request.place, None, request.cache, request.root)
+    why = why or WhyStock("", "")
     return {"why_stock": why.reason, "cure": why.cure}
 
 

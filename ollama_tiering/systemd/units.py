@@ -17,13 +17,15 @@ from ollama_tiering.config import ENV_CPU_ATTENTION, ENV_ENABLE, ENV_SOCKET, MIB
 from ollama_tiering.config.environment import ENV_ENGINE_SOCKET
 from ollama_tiering.config.memory_limit import UNIT_HEADROOM_BYTES
 from ollama_tiering.errors import UsageError
-from ollama_tiering.patchset.llama_server import links
 from ollama_tiering.systemd.stock import PROGRAMS
-from ollama_tiering.systemd.tree_start import OWN, SAID_WHY, SHARED, TREE
+from ollama_tiering.systemd.tree_start import MAKER, OWN, SAID_WHY, SHARED
 
 SIDECAR_UNIT: Final = "ollama-tiering.service"
 SERVER_UNIT: Final = "ollama-tiered.service"
-DIRECTORY: Final = "ollama-tiering"  # below /run and /var/lib
+PATH_UNIT: Final = f"{MAKER}.path"
+MAKER_UNIT: Final = f"{MAKER}.service"
+WANTED: Final = (PATH_UNIT, MAKER_UNIT)  # by a server's unit with a tree, at each start
+DIRECTORY: Final = "ollama-tiering"  # below /run, /var/lib and /var/cache
 
 _WATCHDOG_SECONDS: Final = 300  # a disk that stalls for a minute is weather
 _START_SECONDS: Final = 90  # opening the index of a large tier; the server waits for no longer
@@ -32,12 +34,17 @@ _STOP_SECONDS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class TreeService:
-    """`stock` is the installed `ollama`, of that version; its tree lies in the prefix `place`."""
+    """`stock` is how the installed `ollama` is started, of that version; its tree lies in the
+    prefix `place`.
+    """
 
     version: str
     stock: Path
     place: Path
     engine_socket: Path
+    program: Path  # `stock` without links
+    lib: Path
+    cache: Path  # of trees that are made after an update
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +127,14 @@ def sidecar_unit(service: Service) -> str:
     ]
     if service.system:
         lines += _locked_in(service)
-    return _text([*lines, "", *_install(service)])
+    return unit_text([*lines, "", *_install(service)])
 
 
 def _locked_in(service: Service) -> list[str]:
     """Options that only the system's manager can apply without a user namespace."""
     return [
         "",
-        *_user(service),
+        *own_user(service),
         *environment(XDG_CONFIG_HOME="/etc", XDG_DATA_HOME="%S", XDG_STATE_HOME="%S"),
         *environment(XDG_RUNTIME_DIR="%t"),
         f"RuntimeDirectory={DIRECTORY}",
@@ -167,6 +174,7 @@ def server_unit(service: Service) -> str:
         "# Stopped before the sidecar, which writes down what it stored; started without it too.",
         f"After={SIDECAR_UNIT}",
         f"Wants={SIDECAR_UNIT}",
+        *wants(service),
         *_start_limit(service),
         "",
         "[Service]",
@@ -182,7 +190,14 @@ def server_unit(service: Service) -> str:
     ]
     if service.system:
         lines += _held_back(service)
-    return _text([*lines, "", *_install(service)])
+    return unit_text([*lines, "", *_install(service)])
+
+
+def wants(service: Service) -> Iterable[str]:
+    """What makes a tree after an update. Each start of the server sees, too, what was updated while
+    nobody watched.
+    """
+    return (f"Wants={name}" for name in WANTED if service.tree)
 
 
 def _start(service: Service) -> Iterable[str]:
@@ -237,48 +252,46 @@ def stock_start(word: str) -> str:
 
 
 def _tree_script(service: Service) -> str:
-    """Python decides and the shell starts, so that Ollama starts even where Python does not. Only
-    the tree gets the variables; the first is that of launch/ollama.py.
+    """Python names the program and the shell starts it, so that Ollama starts even where Python
+    does not. Only a tree gets the variables; the first is that of launch/ollama.py.
     """
     kept = f'; export {ENV_CPU_ATTENTION}="${{{ENV_CPU_ATTENTION}-{service.cpu_attention}}}"'
     if service.shares_models:
         kept += f'; export {_NO_PRUNE}="${{{_NO_PRUNE}-1}}"'
     return "; ".join(
         (
-            f'({ALL_PROGRAMS}; PYTHONPATH="$2" exec timeout -k 5 60 "$1" -P -m '
-            'ollama_tiering.systemd.tree_start "$3" "$4")',
+            f'tree=$({ALL_PROGRAMS}; PYTHONPATH="$2" exec timeout -k 5 60 "$1" -P -m '
+            'ollama_tiering.systemd.tree_start "$3" "$4" "$5")',
             "code=$?",
             "if [ $code = 0 ]",
-            f'then export {ENV_ENGINE_SOCKET}="$6"{kept}',
-            f'exec "$3/{TREE / links.PROGRAM}" serve',
+            f'then export {ENV_ENGINE_SOCKET}="$7"{kept}',
+            'exec "$tree" serve',
             "fi",
             f"[ $code = {SAID_WHY} ] || echo 'tiering: Ollama starts as stock: its tree could not "
             "be checked; run `tiering doctor`, then `tiering systemd install` again' >&2",
-            stock_start("$5"),
+            stock_start("$6"),
         )
     )
 
 
 def tree_start(service: Service, tree: TreeService, unit: str) -> Iterable[str]:
     """The lines with which `unit` starts a tree of links, or else the installed Ollama as stock."""
-    mode = SHARED if service.system else OWN
-    words = (
-        _tree_script(service),
-        unit,
-        service.python,
-        service.package_parent,
-        tree.place,
-        mode,
-    )
-    command = " ".join(argument(word) for word in (*words, tree.stock, tree.engine_socket))
+    asked = (service.python, service.package_parent, *tree_words(service, tree))
+    words = (_tree_script(service), unit, *asked, tree.stock, tree.engine_socket)
+    command = " ".join(argument(word) for word in words)
     yield "# The tree, if it is made for what is installed now; else the installed Ollama as stock."
     yield f"ExecStart=/bin/sh -c {command}"
+
+
+def tree_words(service: Service, tree: TreeService) -> tuple[Path, str, Path]:
+    """What tree_start.py is given."""
+    return tree.place, SHARED if service.system else OWN, tree.cache
 
 
 def _held_back(service: Service) -> list[str]:
     return [
         "",
-        *_user(service),
+        *own_user(service),
         "# Blocks that find no room in RAM are written where the sidecar says.",
         f"StateDirectory={DIRECTORY}",
         "StateDirectoryMode=0700",
@@ -292,7 +305,8 @@ def _held_back(service: Service) -> list[str]:
     ]
 
 
-def _user(service: Service) -> Iterable[str]:
+def own_user(service: Service) -> Iterable[str]:
+    """Lines that name the services' user."""
     yield f"User={service.run_as}"
     if service.group:
         yield f"Group={service.group}"
@@ -337,7 +351,8 @@ def _escaped(text: str, keep: str) -> str:
     return head + rest
 
 
-def _text(lines: Sequence[str]) -> str:
+def unit_text(lines: Sequence[str]) -> str:
+    """A unit file of these lines."""
     return "\n".join(
         ["# Written by `tiering systemd install`; change it with a drop-in.", *lines, ""]
     )

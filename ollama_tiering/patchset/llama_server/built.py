@@ -68,7 +68,7 @@ class BuildRequest:
 
 
 def folder() -> Path:
-    return config.cache_dir() / "llama-server"
+    return config.cache_dir() / link_tree.CACHED
 
 
 def default_sources() -> Path:
@@ -83,24 +83,13 @@ def default_sources() -> Path:
 
 def trees() -> list[LinkTree]:
     """All of the cache, the latest first."""
-    found: list[tuple[int, LinkTree]] = []
-    for path in sorted(_records()):
-        with contextlib.suppress(OSError):  # it was just removed
-            if tree := link_tree.read(path.parent):
-                found.append((path.stat().st_mtime_ns, tree))
-    return [tree for _, tree in sorted(found, key=lambda one: -one[0])]
-
-
-def _records() -> list[Path]:
-    """Also of a tree that is unfinished, or being removed, but for those."""
-    every = folder().glob(f"*/{RECORD}")
-    return [path for path in every if not path.parent.name.startswith(UNFINISHED)]
+    return link_tree.below(folder())
 
 
 def leftovers() -> list[Path]:
     """Folders of trees whose record is damaged or of another format, and of unfinished ones."""
     whole = {tree.folder for tree in trees()}
-    other = [path.parent for path in _records() if path.parent not in whole]
+    other = [path.parent for path in link_tree.records(folder()) if path.parent not in whole]
     return sorted({*other, *folder().glob(f"{UNFINISHED}*")})
 
 

@@ -6,6 +6,7 @@ it in a service's prefix.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -35,6 +36,7 @@ _UNTOLD: Final[dict[int, dict[str, Any]]] = {
     3: {"exact": "", "not_exact": "", "processor": ""},
 }
 RECORD: Final = "tree.json"
+CACHED: Final = "llama-server"  # the folder of trees in a cache
 _MOST_BYTES: Final = 16 << 20
 _PLAIN: Final = re.compile(r"[\w.+-]+", re.ASCII)  # they come into a script
 
@@ -132,6 +134,22 @@ def read(folder: Path) -> LinkTree | None:
         return None
     tree = LinkTree(folder=folder, **values)
     return tree if tree.binary.is_file() and parts.are_there(folder, tree.parts) else None
+
+
+def records(folder: Path) -> list[Path]:
+    """Those in a folder of trees; not of a tree that is unfinished, or being removed."""
+    every = folder.glob(f"*/{RECORD}")
+    return sorted(path for path in every if not path.parent.name.startswith("."))
+
+
+def below(folder: Path) -> list[LinkTree]:
+    """All trees in it, the latest first."""
+    found: list[tuple[int, LinkTree]] = []
+    for path in records(folder):
+        with contextlib.suppress(OSError):  # it was just removed
+            if tree := read(path.parent):
+                found.append((path.stat().st_mtime_ns, tree))
+    return [tree for _, tree in sorted(found, key=lambda one: -one[0])]
 
 
 def text_of(tree: LinkTree) -> str:

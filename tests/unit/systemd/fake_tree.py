@@ -34,7 +34,7 @@ def patched(
     `exact`: the kernels of its exact attention.
     """
     folder, library = cache / "llama-server" / name, cache / "library"
-    cache.mkdir(exist_ok=True)
+    cache.mkdir(parents=True, exist_ok=True)
     library.write_text(f"our library of {name}")
     (cache / "exact").write_text("our exact attention")
     state = installation.state()

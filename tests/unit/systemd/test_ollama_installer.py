@@ -15,6 +15,7 @@ import pytest
 
 from ollama_tiering.patchset.upstream import SourceCache
 from ollama_tiering.systemd import plan, service
+from ollama_tiering.systemd.units import WANTED
 from tests.unit.patchset import fake_installed as fake
 from tests.unit.systemd import fake_tree
 from tests.unit.systemd.ollama_installer import STEPS, OllamaInstaller
@@ -66,8 +67,8 @@ class InstalledPlace(Place):
         return asked
 
     def theirs(self) -> dict[str, str]:
-        """SHA-256, or where it leads to, of all there is but for our sidecar's unit and drop-in."""
-        ours = ("tiering.conf", "ollama-tiering.service", "seen")
+        """SHA-256, or where it leads to, of all there is but for our own units and drop-in."""
+        ours = ("tiering.conf", "ollama-tiering.service", *WANTED, "seen")
         files = [p for p in self.machine.rglob("*") if not p.is_dir() and p.name not in ours]
         return {
             str(path): f"-> {path.readlink()}"

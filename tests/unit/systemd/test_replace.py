@@ -21,6 +21,7 @@ from ollama_tiering.systemd import manager as managing
 from ollama_tiering.systemd.manager import Manager
 from ollama_tiering.systemd.manifest import Installed, NewFile
 from ollama_tiering.systemd.plan import InstallRequest
+from ollama_tiering.systemd.units import WANTED
 from tests.unit.systemd.conftest import Machine
 from tests.unit.systemd.test_install import FakeSystemctl
 from tests.unit.systemd.test_replace_start import Place
@@ -407,7 +408,8 @@ def test_doctor_says_what_the_next_start_does(
     (found,) = check_service.checks()
     assert found.state is CheckState.WARN
     assert "its next start is not tiered" in found.finding
-    assert "run `tiering patch`" in found.cure
+    cure = "ollama-tiering-patch.service makes" if place.kind == "tree" else "run `tiering patch`"
+    assert cure in found.cure
 
 
 class Answers:
@@ -488,7 +490,11 @@ def test_restore_restarts_what_nobody_has_stopped(
     manager = Manager(user_mode=False, root=None)
     assert service.restore(place.request, manager, dry_run=False)
     restarted = ["restart ollama.service"] if state != "inactive" else []
-    assert systemctl.asked == ["daemon-reload", "is-active ollama.service", *restarted]
+    asked = ["daemon-reload", "is-active ollama.service", *restarted]
+    for name in WANTED if place.kind == "tree" else ():
+        asked += [f"disable --now {name}", f"is-active {name}"]
+        assert not (place.units / name).exists()
+    assert systemctl.asked == asked + (["daemon-reload"] if place.kind == "tree" else [])
 
 
 def test_uninstall_gives_the_service_its_server_back_first(
@@ -499,12 +505,13 @@ def test_uninstall_gives_the_service_its_server_back_first(
     systemctl.log.unlink(missing_ok=True)
     systemctl.state.write_text("failed")  # of both, so that the sidecar counts as stopped
     assert service.uninstall(place.request, manager, dry_run=False)
-    assert systemctl.asked[:4] == [
+    assert systemctl.asked[:3] == [
         "daemon-reload",
         "is-active ollama.service",
         "restart ollama.service",
-        "disable --now ollama-tiering.service",
     ]
+    ours = ["ollama-tiering.service", *(WANTED if place.kind == "tree" else ())]
+    assert all(f"disable --now {name}" in systemctl.asked[3:] for name in ours)
     assert place.service.command() == [str(place.stock), "serve"]
     assert not place.prefix.exists()
 

@@ -118,6 +118,7 @@ class Place:
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     monkeypatch.setattr(plan, "_SYSTEM_UNITS", tmp_path / "units")
     monkeypatch.setattr(plan, "_SYSTEM_CONFIG", tmp_path / "config.toml")
+    monkeypatch.setattr(plan, "_SYSTEM_CACHE", tmp_path / "var")
     made = Place(tmp_path, request.param)
     made.install()
     return made

@@ -26,6 +26,7 @@ from ollama_tiering.systemd import access, choice, plan, server_files, service
 from ollama_tiering.systemd.manager import Manager
 from ollama_tiering.systemd.manifest import Installed, InstallManifest, NewFile
 from ollama_tiering.systemd.plan import InstallRequest, make_plan
+from ollama_tiering.systemd.units import WANTED
 from tests.unit.systemd import fake_tree
 from tests.unit.systemd.conftest import Machine
 from tests.unit.systemd.test_units import SERVER, SIDECAR, Unit, analyze, exposure, unit
@@ -205,7 +206,7 @@ def test_status_says_what_the_next_start_does(
     (installed.lib / "libllama.so").write_text("updated")
     text = machine.tiering("status")
     assert f"next start   as stock: {installed.program} was updated or changed since" in text
-    assert "run `tiering patch`" in machine.document("status")["tree"]["cure"]
+    assert "makes a tree for it" in machine.document("status")["tree"]["cure"]
 
 
 def test_doctor_says_it_too(
@@ -223,7 +224,7 @@ def test_doctor_says_it_too(
     (found,) = check_service.checks()
     assert found.state is CheckState.WARN
     assert "its next start is as stock" in found.finding
-    assert "run `tiering patch`" in found.cure
+    assert "makes a tree for it" in found.cure
     wants = request.unit_directory / "default.target.wants"
     wants.mkdir()
     (wants / "ollama.service").symlink_to("/nowhere")
@@ -242,7 +243,10 @@ def test_the_units_differ_in_what_is_started_alone(machine: Machine, tree: LinkT
     machine.install("--models", "/srv/models")
     go = [lines_of(machine, name) for name in (SIDECAR, SERVER)]
     machine.tiering("install", "--binary", tree.binary, "--models", "/srv/models")
-    assert [lines_of(machine, name) for name in (SIDECAR, SERVER)] == go
+    lines = [lines_of(machine, name) for name in (SIDECAR, SERVER)]
+    wanted = [f"Wants={name}" for name in WANTED]
+    assert [line for line in lines[1] if line in wanted] == wanted
+    assert [lines[0], [line for line in lines[1] if line not in wanted]] == go
     assert set(unit(machine, SERVER).all("Environment")) == {
         '"OLLAMA_HOST=127.0.0.1:11435"',
         '"OLLAMA_MODELS=/srv/models"',

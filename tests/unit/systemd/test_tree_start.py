@@ -60,12 +60,14 @@ class World:
             address=ADDRESS,
         )
         service.install(request, Manager(user_mode=True, root=self.root), dry_run=False, now=False)
-        self.unit = Unit((request.unit_directory / SERVER_UNIT).read_text())
+        self.unit_directory = request.unit_directory
+        self.unit = Unit((self.unit_directory / SERVER_UNIT).read_text())
 
     def command(self) -> list[str]:
         (line,) = self.unit.all("ExecStart")
         words = [word.replace("$$", "$").replace("%%", "%") for word in shlex.split(line)]
         words = [word.replace("%t", str(self.root / "run"), 1) for word in words]
+        words = [word.replace("%C", str(self.root / "var"), 1) for word in words]
         words[4] = self.python or words[4]
         words[5] = self.package or words[5]
         return words
@@ -119,6 +121,8 @@ def mode(request: pytest.FixtureRequest) -> str:
 def world(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(plan, "_SYSTEM_UNITS", tmp_path / "units")
     monkeypatch.setattr(plan, "_SYSTEM_CONFIG", tmp_path / "config.toml")
+    monkeypatch.setattr(plan, "_SYSTEM_CACHE", tmp_path / "var")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "var"))
     monkeypatch.setenv("OLLAMA_TIERING_CONFIG", str(tmp_path / "config.toml"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     monkeypatch.delenv(ENV_LLAMA_CACHE, raising=False)
@@ -173,7 +177,7 @@ def test_a_cache_of_prompts_that_the_user_wants_stays(world: World) -> None:
 def test_an_ollama_that_was_updated_is_started_as_stock(world: World) -> None:
     (world.installed.lib / "cuda_v12/libggml-cuda.so").write_text("updated")
     started = world.require_stock("was updated or changed since it was patched as v0.32.15")
-    assert "run `tiering patch`, then `tiering systemd install` again" in started.said
+    assert "ollama-tiering-patch.service makes a tree for it" in started.said
     assert ENV_LLAMA_CACHE not in started.environment  # stock's own cache is as in stock
     assert started.environment["OLLAMA_HOST"] == str(ADDRESS)
     world.tree = fake_tree.patched(world.root / "cache", world.installed, "v0.32.16-1")
@@ -232,7 +236,7 @@ def test_a_tree_that_cannot_be_read(world: World, monkeypatch: pytest.MonkeyPatc
     def fail(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(tree_start, "why_stock", fail)
+    monkeypatch.setattr(tree_start, "startable", fail)
     assert tree_start.main([str(world.place), tree_start.OWN]) == tree_start.SAID_WHY
 
 
