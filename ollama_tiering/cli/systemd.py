@@ -107,9 +107,12 @@ def install(
     names no others. A file that somebody changed is never overwritten: the error names it, nothing
     is written, and the exit code is 9. For a user who may not write there it is 2.
 
+    After an update of an installed Ollama (v0.30 or later) two more units have it patched, by
+    `tiering patch --wait` as the services' user, and the next start of the service is tiered again.
+
     With --replace there is no unit of our own for the server: ollama.service starts it, whose unit,
     user, port, models and settings stay as they are. An update of Ollama leaves the drop-in where
-    it is, and is served as stock until --replace is repeated.
+    it is; one before v0.30 is served as stock until --replace is repeated.
     """
     from ollama_tiering.errors import UsageError
     from ollama_tiering.launch.address import parse_address
@@ -198,6 +201,7 @@ def uninstall(
         *systemd_lines.changes(outcome, removed="would remove" if dry_run else "removed"),
         *systemd_lines.stock_digests(outcome),
         *(f"{'left':<12} {path}: stored blocks" for path in service.data_left(request)),
+        *(f"{'left':<12} {path}: made after updates" for path in service.trees_left(request)),
     ]
     click.echo("\n".join(lines))
 

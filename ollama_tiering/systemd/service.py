@@ -210,3 +210,11 @@ def data_left(request: InstallRequest) -> list[Path]:
     named += sorted(at(ram_place.SHARED_MEMORY).glob(f"{config.APP_NAME}-*"))
     root = request.root or Path("/")
     return [Path("/") / path.relative_to(root) for path in named if path.is_dir()]
+
+
+def trees_left(request: InstallRequest) -> list[Path]:
+    """The system's cache of trees that were made after updates, if it is there; a user's own has
+    more in it.
+    """
+    here = Installed(request.place, request.root).at(request.cache)
+    return [request.cache] if not request.user_mode and here.is_dir() else []

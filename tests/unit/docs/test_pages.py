@@ -14,7 +14,7 @@ from ollama_tiering.launch.address import DEFAULT_PORT, Address
 from ollama_tiering.launch.service_unit import UNIT_NAME
 from ollama_tiering.launch.up import UpRequest
 from ollama_tiering.sidecar.manifests import _DEFAULTS
-from ollama_tiering.systemd.plan import SERVER_UNIT, SIDECAR_UNIT
+from ollama_tiering.systemd.plan import MAKER_UNIT, SERVER_UNIT, SIDECAR_UNIT
 from tests.unit.docs.pages import PAGES, ROOT, anchors, fenced, links, spans
 
 README = ROOT / "README.md"
@@ -84,7 +84,7 @@ def test_every_unit_whose_journal_or_state_is_named_is_one_that_is_installed() -
         for call in re.findall(r"(?:journalctl|systemctl)((?: +[\w.-]+)+)", text)
         for unit in re.findall(r"\b(ollama[\w-]*(?:\.service)?)", call)
     }
-    ours = {name.removesuffix(".service") for name in (SIDECAR_UNIT, SERVER_UNIT)}
+    ours = {name.removesuffix(".service") for name in (SIDECAR_UNIT, SERVER_UNIT, MAKER_UNIT)}
     assert units == ours | {"ollama"}  # the stock one, which is in the way of a port
 
 

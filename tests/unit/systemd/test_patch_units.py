@@ -244,3 +244,11 @@ def test_ours_in_the_place_of_ollamas_has_them_until_restore(
         assert not machine.at(UNITS / name).exists()
     machine.tiering("uninstall")
     assert machine.files() == before
+
+
+def test_uninstall_names_what_the_service_has_made(machine: Machine, tree: LinkTree) -> None:
+    machine.tiering("install", "--binary", tree.binary)
+    made_there = machine.write("/var/cache/ollama-tiering/llama-server/x", "")
+    said = machine.tiering("uninstall")
+    assert "left         /var/cache/ollama-tiering: made after updates" in said
+    assert made_there.exists()
