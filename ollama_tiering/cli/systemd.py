@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ollama_tiering import extras
 from ollama_tiering.cli import CONTEXT_SETTINGS, NamedPath, systemd_lines
 
 if TYPE_CHECKING:
@@ -69,6 +70,15 @@ def systemd() -> None:
 )
 @click.option("--sidecar-only", is_flag=True, help="Install the sidecar only, and no server.")
 @click.option(
+    "--web",
+    is_flag=False,
+    flag_value="127.0.0.1:8434",
+    metavar="[HOST:PORT]",
+    help="Also serve the page of `tiering web` beside the sidecar, at 127.0.0.1:8434 or as said.  "
+    "[default: as before]",
+)
+@click.option("--no-web", is_flag=True, help="Take the page away again.")
+@click.option(
     "--replace",
     is_flag=True,
     help="Put the server in the place of that of ollama.service, by one drop-in of that unit.",
@@ -91,6 +101,8 @@ def install(
     host: str | None,
     models: Path | None,
     sidecar_only: bool,
+    web: str | None,
+    no_web: bool,
     replace: bool,
     restore: bool,
     now: bool,
@@ -115,18 +127,21 @@ def install(
     it is; one before v0.30 is served as stock until --replace is repeated.
     """
     from ollama_tiering.errors import UsageError
-    from ollama_tiering.launch.address import parse_address
+    from ollama_tiering.launch.address import PAGE_PORT, parse_address
     from ollama_tiering.systemd import service
     from ollama_tiering.systemd.choice import usual_binary
     from ollama_tiering.systemd.manager import Manager
 
-    if restore and (replace or sidecar_only or run_as or binary or host or models or now):
+    others = (replace, sidecar_only, run_as, binary, host, models, now, web, no_web)
+    if restore and any(others):
         raise UsageError(
             "--restore installs nothing", hint="give it without the options of an install"
         )
     if restore:
         _restore(_request(user_mode, prefix, root), dry_run=dry_run, as_json=as_json)
         return
+    if web and no_web:
+        raise UsageError("--web and --no-web contradict each other", hint="give one of them")
     if not dry_run:  # said first: much else may be missing, too
         service.require_permitted(_request(user_mode, prefix, root))
     request = _request(
@@ -138,7 +153,11 @@ def install(
         models=models.absolute() if models else None,
         address=parse_address(host) if host else None,
         replaces=replace,
+        page=parse_address(web, PAGE_PORT) if web else None,
+        without_page=no_web,
     )
+    if web and not root:  # whoever gives another root installs there what is needed
+        extras.need("web")
     manager = Manager(user_mode=user_mode, root=request.root)
     plan, outcome = service.install(request, manager, dry_run=dry_run, now=now)
     if as_json:

@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ollama_tiering import config
+
 if TYPE_CHECKING:
+    from ollama_tiering.launch.address import Address
     from ollama_tiering.systemd.manager import Manager
     from ollama_tiering.systemd.plan import InstallPlan
     from ollama_tiering.systemd.service import InstallOutcome
+    from ollama_tiering.systemd.units import Service
 
 
 def changes(
@@ -52,11 +56,24 @@ def what_is_next(
         yield f"{'tiered':<12} {service.tree.stock}, {service.tree.version}"
     if service.binary:
         yield f"{'server':<12} http://{service.address}"
+    if service.page:
+        yield f"{'page':<12} {service.page.url}/{_token_words(service, service.page)}"
     yield f"{'look':<12} tiering status --socket {_as_path(service.socket)}"
     if not now:
         start = manager.command("enable", "--now", *plan.units)
         command = replaced.commands(manager, SIDECAR_UNIT) if outcome.drop_in else start
         yield f"{'next':<12} {_where_one_runs(manager)}{command}"
+
+
+def _token_words(service: Service, page: Address) -> str:
+    """What follows the address of the page: its token, for whoever is not the services' user on
+    this machine, as a browser never is of the system's.
+    """
+    from ollama_tiering.systemd.web_unit import TOKEN
+
+    if service.system:
+        return f"?token=TOKEN, and TOKEN is what this prints: sudo cat {TOKEN}"
+    return "" if page.is_loopback else f"?token=TOKEN, and TOKEN lies in {config.state_dir()}"
 
 
 def after_restore(manager: Manager) -> Iterator[str]:

@@ -34,13 +34,13 @@ def web(listen: str, no_text: bool, socket: Path | None) -> None:
     """
     extras.need("web")
     from ollama_tiering.cli.web_data import SidecarData
-    from ollama_tiering.launch.address import parse_address
+    from ollama_tiering.launch.address import PAGE_PORT, parse_address
     from ollama_tiering.web.security import Door
-    from ollama_tiering.web.server import DEFAULT_ADDRESS, serve
+    from ollama_tiering.web.server import serve
     from ollama_tiering.web.token import page_token
 
     settings, broken = config.readable({"sidecar.socket": socket})
-    address = parse_address(listen, DEFAULT_ADDRESS.port)
+    address = parse_address(listen, PAGE_PORT)
     door = Door(address, page_token(config.state_dir()))
     data = SidecarData(settings.sidecar.socket_path, text=not no_text)
     ended = threading.Event()

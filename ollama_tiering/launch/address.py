@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import ipaddress
 import os
 import socket
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from ollama_tiering.errors import UsageError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 11434
+PAGE_PORT = 8434  # of `tiering web`
 _PROBE_SECONDS = 2.0
 _PORTS_TRIED = 100
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -35,6 +37,14 @@ class Address:
     def url(self) -> str:
         host = _ANY_ADDRESS.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach a server there."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
 
 def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:

@@ -15,16 +15,20 @@ from ollama_tiering.launch.address import parse_address
 from ollama_tiering.systemd import replaced
 from ollama_tiering.systemd.manifest import Installed, InstallManifest
 from ollama_tiering.systemd.plan import InstallRequest
-from ollama_tiering.systemd.units import SERVER_UNIT, SIDECAR_UNIT, variable_in
+from ollama_tiering.systemd.units import SERVER_UNIT, SIDECAR_UNIT, WEB_UNIT, variable_in
+from ollama_tiering.systemd.web_unit import address_in
 
 
 def as_before(request: InstallRequest) -> InstallRequest:
     """The request, with what the installed units say wherever it says nothing. What is in the place
     of `ollama.service` stays there, and that unit says the rest.
     """
+    if request.page is None and not request.without_page:
+        page = address_in("\n".join(_units(request, WEB_UNIT)))
+        request = replace(request, page=parse_address(page) if page else None)
     if request.replaces or replaced.path_in(request, _manifest(request)):
         return replace(request, replaces=True)
-    text = "\n".join(_units(request))
+    text = "\n".join(_units(request, SIDECAR_UNIT, SERVER_UNIT))
     host, models = variable_in(text, "OLLAMA_HOST"), variable_in(text, "OLLAMA_MODELS")
     user = re.search(r"^User=(\S+)$", text, re.MULTILINE)
     return replace(
@@ -35,10 +39,10 @@ def as_before(request: InstallRequest) -> InstallRequest:
     )
 
 
-def _units(request: InstallRequest) -> Iterator[str]:
+def _units(request: InstallRequest, *names: str) -> Iterator[str]:
     """Those that install wrote; it refuses to replace one that was changed since."""
     installed, manifest = Installed(request.place, request.root), _manifest(request)
-    for name in (SIDECAR_UNIT, SERVER_UNIT):
+    for name in names:
         path = str(request.unit_directory / name)
         wanted = manifest.files.get(path, "")
         if wanted and installed.state(path, wanted) == "same":

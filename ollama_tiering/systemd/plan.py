@@ -36,11 +36,13 @@ from ollama_tiering.systemd.units import (
     SERVER_UNIT,
     SIDECAR_UNIT,
     WANTED,
+    WEB_UNIT,
     Service,
     TreeService,
     server_unit,
     sidecar_unit,
 )
+from ollama_tiering.systemd.web_unit import web_unit
 
 DEFAULT_USER: Final = "ollama"  # whom upstream's own installer makes
 _SYSTEM_UNITS: Final = Path("/etc/systemd/system")
@@ -61,6 +63,8 @@ class InstallRequest:
     models: Path | None = None
     address: Address | None = None
     replaces: bool = False  # the server of `ollama.service`, whose unit stays
+    page: Address | None = None  # of `tiering web`; None: as before
+    without_page: bool = False
 
     @property
     def unit_directory(self) -> Path:
@@ -104,6 +108,8 @@ def make_plan(request: InstallRequest) -> InstallPlan:
     account = _account(request)
     service = _service(request, account, stock_digests)
     files = [_unit(request, SIDECAR_UNIT, sidecar_unit(service))]
+    if service.page:
+        files.append(_unit(request, WEB_UNIT, web_unit(service, service.page)))
     units = [SIDECAR_UNIT]
     replaced: dict[str, str] = {}
     if theirs and request.binary is not None:
@@ -117,7 +123,7 @@ def make_plan(request: InstallRequest) -> InstallPlan:
         files += [_unit(request, SERVER_UNIT, server_unit(service)), *engine]
         units.append(SERVER_UNIT)
     changeable = _changeable(account) if account and not request.root else ""
-    wanted = WANTED if service.tree else ()
+    wanted = (*(WANTED if service.tree else ()), *((WEB_UNIT,) if service.page else ()))
     given = (service, tuple(files), tuple(units), wanted, stock_digests)
     return InstallPlan(*given, changeable, replaced)
 
@@ -213,6 +219,7 @@ def _service(
         shares_models=_shares_models(request, stock_digests),
         keys=_keys(request, Path(account.pw_dir)) if account else None,
         cpu_attention=settings.server.cpu_attention,
+        page=request.page,
     )
 
 

@@ -17,7 +17,7 @@ from ollama_tiering.systemd.manager import Manager
 from ollama_tiering.systemd.manifest import Changes, Installed, InstallManifest
 from ollama_tiering.systemd.plan import InstallPlan, InstallRequest, make_plan
 from ollama_tiering.systemd.tree_start import TREE, WhyStock
-from ollama_tiering.systemd.units import DIRECTORY, PATH_UNIT, SERVER_UNIT, SIDECAR_UNIT
+from ollama_tiering.systemd.units import DIRECTORY, PATH_UNIT, SERVER_UNIT, SIDECAR_UNIT, WEB_UNIT
 
 
 @dataclass(slots=True)
@@ -59,6 +59,8 @@ def install(
             replaced.start(request, manager, parse_address(plan.service.address))
         elif now:
             manager.start(plan.units)
+        if now and plan.service.page:  # the sidecar's unit may have run already
+            manager.restart([WEB_UNIT])
     after = stock.digests(request.root, request.unit_directory)
     _require_same(before, after)
     taken = rival.rival(request.root, request.unit_directory, plan.service.address)
@@ -140,7 +142,7 @@ def look(request: InstallRequest, manager: Manager) -> dict[str, object]:
                 "file": str(request.unit_directory / unit),
                 "state": manager.state(unit),
             }
-            for unit in (SIDECAR_UNIT, SERVER_UNIT, PATH_UNIT)
+            for unit in (SIDECAR_UNIT, SERVER_UNIT, PATH_UNIT, WEB_UNIT)
             if unit in found.units
         },
         "files": states,

@@ -17,15 +17,30 @@ from ollama_tiering.config import ENV_CPU_ATTENTION, ENV_ENABLE, ENV_SOCKET, MIB
 from ollama_tiering.config.environment import ENV_ENGINE_SOCKET
 from ollama_tiering.config.memory_limit import UNIT_HEADROOM_BYTES
 from ollama_tiering.errors import UsageError
+from ollama_tiering.launch.address import Address
 from ollama_tiering.systemd.stock import PROGRAMS
 from ollama_tiering.systemd.tree_start import MAKER, OWN, SAID_WHY, SHARED
 
 SIDECAR_UNIT: Final = "ollama-tiering.service"
 SERVER_UNIT: Final = "ollama-tiered.service"
+WEB_UNIT: Final = "ollama-tiering-web.service"  # wanted by the sidecar's
 PATH_UNIT: Final = f"{MAKER}.path"
 MAKER_UNIT: Final = f"{MAKER}.service"
 WANTED: Final = (PATH_UNIT, MAKER_UNIT)  # by a server's unit with a tree, at each start
 DIRECTORY: Final = "ollama-tiering"  # below /run, /var/lib and /var/cache
+
+LOCKED: Final = (  # what every service manager can apply
+    "NoNewPrivileges=yes",
+    "LockPersonality=yes",
+    "MemoryDenyWriteExecute=yes",
+    "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6",
+    "RestrictNamespaces=yes",
+    "RestrictRealtime=yes",
+    "RestrictSUIDSGID=yes",
+    "SystemCallArchitectures=native",
+    "SystemCallFilter=@system-service",
+    "SystemCallErrorNumber=EPERM",
+)
 
 _WATCHDOG_SECONDS: Final = 300  # a disk that stalls for a minute is weather
 _START_SECONDS: Final = 90  # opening the index of a large tier; the server waits for no longer
@@ -65,6 +80,7 @@ class Service:
     keys: Path | None  # where the server keeps its key and, unless told otherwise, its models
     cpu_attention: str  # exact | stock
     shares_models: bool = False  # with an `ollama.service` beside it
+    page: Address | None = None  # where a page of `tiering web` listens
     tree: TreeService | None = None  # the server is an installed Ollama with a tree of links
 
     @property
@@ -79,6 +95,7 @@ def sidecar_unit(service: Service) -> str:
     lines = [
         "[Unit]",
         "Description=KV block store of the tiered Ollama",
+        *((f"Wants={WEB_UNIT}",) if service.page else ()),
         "StartLimitIntervalSec=600",
         "StartLimitBurst=5",
         "",
@@ -114,16 +131,7 @@ def sidecar_unit(service: Service) -> str:
         "LimitCORE=0",
         "UMask=0077",
         "",
-        "NoNewPrivileges=yes",
-        "LockPersonality=yes",
-        "MemoryDenyWriteExecute=yes",
-        "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6",
-        "RestrictNamespaces=yes",
-        "RestrictRealtime=yes",
-        "RestrictSUIDSGID=yes",
-        "SystemCallArchitectures=native",
-        "SystemCallFilter=@system-service",
-        "SystemCallErrorNumber=EPERM",
+        *LOCKED,
     ]
     if service.system:
         lines += _locked_in(service)
@@ -135,17 +143,14 @@ def _locked_in(service: Service) -> list[str]:
     return [
         "",
         *own_user(service),
-        *environment(XDG_CONFIG_HOME="/etc", XDG_DATA_HOME="%S", XDG_STATE_HOME="%S"),
-        *environment(XDG_RUNTIME_DIR="%t"),
+        *system_places(),
         f"RuntimeDirectory={DIRECTORY}",
         "RuntimeDirectoryMode=0700",
         "RuntimeDirectoryPreserve=restart",
-        f"StateDirectory={DIRECTORY}",
-        "StateDirectoryMode=0700",
         "# /dev/shm, where the RAM tier lies, stays writable and is the host's.",
         "ProtectSystem=strict",
         *(f"ReadWritePaths=-{quote(path)}" for path in service.writable),
-        f"ProtectHome={'read-only' if service.home_is_needed else 'yes'}",
+        hidden_home(service),
         "PrivateTmp=yes",
         "PrivateDevices=yes",
         "ProtectClock=yes",
@@ -162,6 +167,19 @@ def _locked_in(service: Service) -> list[str]:
         "IPAddressDeny=any",
         "IPAddressAllow=localhost",
     ]
+
+
+def system_places() -> Iterable[str]:
+    """Lines that lead to the settings and the state directory of the system's services."""
+    yield from environment(XDG_CONFIG_HOME="/etc", XDG_DATA_HOME="%S", XDG_STATE_HOME="%S")
+    yield from environment(XDG_RUNTIME_DIR="%t")
+    yield f"StateDirectory={DIRECTORY}"
+    yield "StateDirectoryMode=0700"
+
+
+def hidden_home(service: Service) -> str:
+    """The line that hides homes as far as it can be."""
+    return f"ProtectHome={'read-only' if service.home_is_needed else 'yes'}"
 
 
 def server_unit(service: Service) -> str:

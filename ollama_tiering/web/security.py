@@ -8,7 +8,6 @@ A loopback server also wants its own name as Host, so that a name which an attac
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,7 +53,7 @@ class Door:
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach the server."""
-        return is_loopback(self.address.host)
+        return self.address.is_loopback
 
     @property
     def cookie(self) -> str:
@@ -87,13 +86,6 @@ class Door:
         if not (self.is_local and client and server):
             return False
         return self.user_of(tuple(client), tuple(server)) == self.user
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def is_own_change(connection: HTTPConnection) -> bool:

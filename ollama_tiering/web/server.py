@@ -22,7 +22,6 @@ from ollama_tiering.launch.address import Address
 from ollama_tiering.web.data import Document, PageData
 from ollama_tiering.web.security import Door, Guard
 
-DEFAULT_ADDRESS: Final = Address(port=8434)
 _STATIC: Final = Path(__file__).parent / "static"
 _TYPES: Final = {
     ".css": "text/css",

@@ -12,10 +12,9 @@ import pytest
 from ollama_tiering import cli, extras
 from ollama_tiering.cli.web import web
 from ollama_tiering.config import state_dir
-from ollama_tiering.launch.address import Address, free_address
+from ollama_tiering.launch.address import PAGE_PORT, Address, free_address
 from ollama_tiering.web import server
 from ollama_tiering.web.security import Door
-from ollama_tiering.web.server import DEFAULT_ADDRESS
 from ollama_tiering.web.token import FILE_NAME
 from tests.unit.web.made_up import TOKEN
 from tests.unit.web.stage import page
@@ -35,8 +34,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def test_nothing_listens_elsewhere_than_on_this_machine_unless_it_is_said() -> None:
     (default,) = [param.default for param in web.params if param.name == "listen"]
-    assert default == str(DEFAULT_ADDRESS)
-    assert Door(DEFAULT_ADDRESS, TOKEN).is_local
+    assert default == str(Address(port=PAGE_PORT))
+    assert Door(Address(port=PAGE_PORT), TOKEN).is_local
 
 
 def test_it_serves_this_user_until_it_is_interrupted(environment: dict[str, str]) -> None:
