@@ -66,6 +66,10 @@ COMMANDS = {
         "Compute and store a prompt before it is needed.",
     ),
     "logs": ("ollama_tiering.cli.logs:logs", "Show the logs of `tiering up`."),
+    "reload": (
+        "ollama_tiering.cli.reload:reload",
+        "Have the sidecar read its settings again.",
+    ),
     "config": (
         "ollama_tiering.cli.config:config",
         "Show the settings in force, and where each comes from.",

@@ -18,7 +18,7 @@ import grpc
 
 from ollama_tiering.client.channel import SidecarChannel
 from ollama_tiering.client.stream import Exchange
-from ollama_tiering.errors import ServiceError
+from ollama_tiering.errors import ConfigError, ServiceError, TieringError
 from ollama_tiering.protocol import admin_messages as messages
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.protocol.plain_text import printable
@@ -101,6 +101,18 @@ class SidecarAdministration(Closing):
         """Of a model, by its file name: what other builds stored is not read any more."""
         request = adm.RevokeBuildsRequest(model=model)
         return list(_call(lambda: self._stub.RevokeBuilds(request, timeout=_LONG_SECONDS)).revoked)
+
+    def reload(self) -> adm.ReloadResponse:
+        """Has it read its settings again. ConfigError, and nothing has changed, if it cannot."""
+        try:
+            answer: adm.ReloadResponse = _call(
+                lambda: self._stub.Reload(adm.ReloadRequest(), timeout=_ANSWER_SECONDS)
+            )
+        except TieringError as error:
+            if type(error) is TieringError:  # of a failed precondition, which is this one here
+                raise ConfigError(error.message, hint=error.hint) from None
+            raise
+        return answer
 
     def remove(self, selection: Selection, *, dry_run: bool) -> Removal:
         request = adm.RemoveRequest(

@@ -19,6 +19,7 @@ from ollama_tiering.sidecar.model_book import ModelBook
 from ollama_tiering.sidecar.partings.messages import parting_message, wanted
 from ollama_tiering.sidecar.partings.partings import Partings as PartingsOfStore
 from ollama_tiering.sidecar.refusing import abort
+from ollama_tiering.sidecar.reload import Reloaded
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.stat_message import build_pair
 from ollama_tiering.store.tools.admin import Administration
@@ -40,6 +41,7 @@ class AdministrationService:
     _book: ModelBook
     _partings: PartingsOfStore
     _record: AdoptionRecord
+    _reload: Callable[[], Reloaded]
 
     async def List(
         self, request: adm.ListRequest, context: Context
@@ -143,6 +145,13 @@ class AdministrationService:
             await abort(context, "RevokeBuilds", error)
         pairs = [build_pair(one, self._book.name(one.model)) for one in revoked]
         return adm.RevokeBuildsResponse(revoked=pairs)
+
+    async def Reload(self, _: adm.ReloadRequest, context: Context) -> adm.ReloadResponse:
+        try:
+            done = await self._threaded(self._reload)
+        except Exception as error:
+            await abort(context, "Reload", error)
+        return adm.ReloadResponse(changed=done.changed, needs_restart=done.needs_restart)
 
     def _builds_in_use(self) -> frozenset[str]:
         """The builds of the runners that are alive."""

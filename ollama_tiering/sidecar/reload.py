@@ -1,21 +1,25 @@
-"""On SIGHUP the settings are read again, and those that can change while the sidecar runs do.
+"""On SIGHUP, or when `tiering reload` asks for it, the settings are read again, and those that can
+change while the sidecar runs do.
 
 Either all of the file is read or nothing: if it cannot be used, every old setting stays, and the
-log says why. A setting that needs a restart is named in the log and keeps its old value.
+log says why. A setting that needs a restart is named and keeps its old value.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ollama_tiering.config import SidecarConfig, format_size
+from ollama_tiering.config import ENV_MODELS, SidecarConfig, format_size
+from ollama_tiering.config.settings import SETTINGS
 from ollama_tiering.errors import TieringError
 from ollama_tiering.sidecar import logs
 from ollama_tiering.sidecar.notify import notify
@@ -29,8 +33,25 @@ _BUDGETS: Final = {
     "ram_budget_bytes": (TierKind.RAM, "ram_dir"),
     "local_budget_bytes": (TierKind.LOCAL, "local_dir"),
 }
+_ELSEWHERE: Final = {"model_rules": "models", "models_dir": ENV_MODELS}
 _WATERMARKS: Final = ("high_watermark", "low_watermark")
 _RULES: Final = frozenset(("model_rules", "ttl_days", "models_dir"))
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """Keys of settings that were changed, and of those that have another value in the file and need
+    a restart.
+    """
+
+    changed: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+
+
+def _key_of(field: str) -> str:
+    """As a person writes it."""
+    known = (one.key for one in SETTINGS if one.key.startswith("sidecar.") and one.field == field)
+    return next(known, _ELSEWHERE.get(field, f"sidecar.{field}"))
 
 
 class Reloader:
@@ -55,6 +76,7 @@ class Reloader:
         self._say = say
         self._book = book or RuleBook(config)
         self._wanted = wanted or asyncio.Event()
+        self._one_at_a_time = threading.Lock()
 
     @property
     def config(self) -> SidecarConfig:
@@ -72,21 +94,27 @@ class Reloader:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
+            with contextlib.suppress(TieringError):  # the log has it
+                await asyncio.get_running_loop().run_in_executor(pool, self.apply)
+
+    def apply(self) -> Reloaded:
+        """May block. TieringError, and nothing is changed, if the settings cannot be read."""
+        with self._one_at_a_time:
             self._say(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
             try:
-                await asyncio.get_running_loop().run_in_executor(pool, self.apply)
-            except Exception:
+                return self._apply()
+            except TieringError as error:
+                said = "reload refused, old settings stay: reason=%s hint=%s"
+                log.error(said, error.message, error.hint or "none")
+                raise
+            except Exception as error:
                 log.exception("reload failed, the old settings stay")
-            self._say("READY=1")
+                raise TieringError(f"reload failed: {error}", hint="see the log") from error
+            finally:
+                self._say("READY=1")
 
-    def apply(self) -> None:
-        """May block."""
-        try:
-            wanted = self._reread()
-        except TieringError as error:
-            hint = error.hint or "none"
-            log.error("reload refused, old settings stay: reason=%s hint=%s", error.message, hint)
-            return
+    def _apply(self) -> Reloaded:
+        wanted = self._reread()
         changed = [
             field.name
             for field in fields(SidecarConfig)
@@ -105,6 +133,7 @@ class Reloader:
             ",".join(done) or "none",
             ",".join(left) or "none",
         )
+        return Reloaded(tuple(map(_key_of, done)), tuple(map(_key_of, left)))
 
     def _change(self, name: str, wanted: SidecarConfig) -> bool:
         """False if the setting needs a restart."""

@@ -207,7 +207,8 @@ async def _serve(
     reading = contextlib.closing(contents)
     with _pool() as pool, Endpoint(pages, config.metrics_port), reading, engines as engine:
         service = BlockStoreService(
-            *(store, pool, uses, runners, contents, partings, times), adoptions.record, rechecks
+            *(store, pool, uses, runners, contents, partings, times),
+            *(adoptions.record, rechecks, reloader.apply),
         )
         rpc.add_to_server(service, entrance)
         health_service = health.aio.HealthServicer()  # type: ignore[attr-defined]

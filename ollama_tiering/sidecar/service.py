@@ -39,6 +39,7 @@ from ollama_tiering.sidecar.puts import PutStream
 from ollama_tiering.sidecar.reads import Reads, checked_keys
 from ollama_tiering.sidecar.rechecks import Rechecks
 from ollama_tiering.sidecar.refusing import abort
+from ollama_tiering.sidecar.reload import Reloaded
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.stat_message import build_pair, rechecked, stat_message
 from ollama_tiering.store import (
@@ -64,7 +65,7 @@ class BlockStoreService(AdministrationService):
     each model (in memory only if none is given); `runners` are their last reports; `contents` is
     what is known of models' files, for all clients; `partings` are where prompts parted from what
     is stored; `record` says which builds read what others stored; `rechecks` what was computed
-    again.
+    again; `reload` reads the settings again.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class BlockStoreService(AdministrationService):
         times: LookUpTimes | None = None,
         record: AdoptionRecord | None = None,
         rechecks: Rechecks | None = None,
+        reload: Callable[[], Reloaded] | None = None,
     ) -> None:
+        self._reload = reload or (lambda: Reloaded((), ()))
         self._store = store
         self._pool = pool
         self._admin = Administration(store, alone=False)

@@ -92,6 +92,7 @@ def sidecar_unit(service: Service) -> str:
     # Blocks in RAM are files on tmpfs, which count as the sidecar's memory. Beyond them: its own
     # 300 MB at most and a page cache to write through.
     high = service.ram_budget_bytes + UNIT_HEADROOM_BYTES
+    command = f"{argument(service.python)} -m ollama_tiering"
     lines = [
         "[Unit]",
         "Description=KV block store of the tiered Ollama",
@@ -102,9 +103,9 @@ def sidecar_unit(service: Service) -> str:
         "[Service]",
         "Type=notify",
         "NotifyAccess=main",
-        f"ExecStart={argument(service.python)} -m ollama_tiering sidecar "
-        f"--socket {argument(service.socket)}",
-        "ExecReload=/bin/kill -HUP $MAINPID",
+        f"ExecStart={command} sidecar --socket {argument(service.socket)}",
+        "# Unlike a signal it fails where the settings cannot be read, and says why.",
+        f"ExecReload={command} reload --socket {argument(service.socket)}",
         *environment(
             PYTHONPATH=str(service.package_parent),
             PYTHONUNBUFFERED="1",

@@ -345,3 +345,11 @@ class RevokeBuildsRequest(_message.Message):
 class RevokeBuildsResponse(_message.Message):
     revoked: _containers.RepeatedCompositeFieldContainer[BuildPair]
     def __init__(self, revoked: _Optional[_Iterable[_Union[BuildPair, _Mapping[str, object]]]] = ...) -> None: ...
+
+class ReloadRequest(_message.Message):
+    def __init__(self) -> None: ...
+
+class ReloadResponse(_message.Message):
+    changed: _containers.RepeatedScalarFieldContainer[str]
+    needs_restart: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, changed: _Optional[_Iterable[str]] = ..., needs_restart: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pty
 import signal
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from measure.store import samples
+from ollama_tiering import cli
 from ollama_tiering.config import ModelRule, SidecarConfig, load_sidecar
-from ollama_tiering.errors import ConfigError
+from ollama_tiering.config.settings import SETTINGS
+from ollama_tiering.errors import ConfigError, TieringError
 from ollama_tiering.protocol import calls as rpc
-from ollama_tiering.sidecar import logs
-from ollama_tiering.sidecar.reload import Reloader
+from ollama_tiering.sidecar import logs, reload
+from ollama_tiering.sidecar.reload import Reloaded, Reloader
 from ollama_tiering.store.tiers.contract import TierKind
 from tests.sidecar import PutStream, SidecarProcess
 from tests.unit.sidecar.manager import Manager
@@ -55,9 +58,9 @@ class Reading:
     def budgets(self) -> list[int]:
         return [tier.budget_bytes // FILE_BYTES for tier in self.bench.store.report().tiers]
 
-    def apply(self, **changes: object) -> None:
+    def apply(self, **changes: object) -> Reloaded:
         self.wanted = replace(self.wanted, **changes)  # type: ignore[arg-type]
-        self.reloader.apply()
+        return self.reloader.apply()
 
 
 @pytest.fixture
@@ -132,9 +135,33 @@ def test_settings_that_cannot_be_read_change_nothing(
         raise ConfigError("config.toml:3: low_watermark: 2 is not", hint="correct that line")
 
     monkeypatch.setattr(reading.reloader, "_reread", refuse)
-    reading.apply(ram_budget_bytes=FILE_BYTES)
+    with pytest.raises(ConfigError, match=r"config\.toml:3"):
+        reading.apply(ram_budget_bytes=FILE_BYTES)
     assert reading.budgets() == [8, 16]
     assert "reason=config.toml:3: low_watermark: 2 is not hint=correct that line" in caplog.text
+
+
+def test_a_failure_that_nobody_foresaw_changes_nothing_and_is_told(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    said: list[str] = []
+    monkeypatch.setattr(reading.reloader, "_say", said.append)
+    monkeypatch.setattr(reading.reloader, "_reread", fail)
+    with pytest.raises(TieringError, match="a bug"):
+        reading.apply()
+    assert said[-1] == "READY=1"  # else a service manager waits
+
+
+def test_whoever_asks_gets_the_names_that_the_file_has(reading: Reading, tmp_path: Path) -> None:
+    rules = (ModelRule("sample", ttl_days=1.0),)
+    done = reading.apply(ttl_days=2.0, model_rules=rules, metrics_port=9999, local_dir=tmp_path)
+    assert set(done.changed) == {"sidecar.ttl_days", "models"}
+    assert set(done.needs_restart) == {"sidecar.metrics_port", "sidecar.local_dir"}
+    known = {setting.key for setting in SETTINGS} | {"models", "OLLAMA_MODELS"}
+    assert {reload._key_of(field.name) for field in fields(SidecarConfig)} <= known
 
 
 def test_nothing_new_says_so(reading: Reading, caplog: pytest.LogCaptureFixture) -> None:
@@ -211,3 +238,36 @@ def test_a_terminal_that_hangs_up_ends_the_sidecar_in_order(tmp_path: Path) -> N
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+def test_the_command_says_what_changed_and_what_needs_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OLLAMA_TIERING_CONFIG", str(tmp_path / "none.toml"))
+    daemon = FileSidecar(tmp_path / "d")
+    daemon.write('ram_budget = "8MB"\nlocal_budget = "8MB"\n')
+
+    def command(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["reload", "--socket", str(daemon.socket), *words])
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, *capsys.readouterr()
+
+    with daemon:
+        assert command() == (0, "nothing has changed\n", "")
+        daemon.write('ram_budget = "4MB"\nlocal_budget = "8MB"\nmetrics_port = 9999\n')
+        said = "sidecar.ram_budget changed\nsidecar.metrics_port needs a restart\n"
+        assert command() == (0, said, "")
+        assert daemon.stat().tiers[0].budget_bytes == 4_000_000
+        assert json.loads(command("--json")[1]) == {
+            "changed": [],
+            "needs_restart": ["sidecar.metrics_port"],
+        }
+        daemon.write('ram_budget = "2MB"\nlocal_budget = oops\n')
+        code, out, err = command()
+        assert (code, out) == (10, "")
+        assert err.startswith(f"error: {daemon.file}:4")
+        assert "hint: " in err
+        assert daemon.stat().tiers[0].budget_bytes == 4_000_000
+    code, _, err = command()
+    assert (code, "no sidecar runs" in err) == (9, True)

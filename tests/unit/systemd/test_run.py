@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
@@ -56,10 +55,11 @@ class StandIn:
             cwd="/",
         )
 
-    def reload(self) -> None:
-        command = self._unit["Service"]["ExecReload"].replace("$MAINPID", str(self.process.pid))
-        assert command.split()[1:] == ["-HUP", str(self.process.pid)]
-        self.process.send_signal(signal.SIGHUP)
+    def reload(self) -> subprocess.CompletedProcess[str]:
+        command = shlex.split(self._unit["Service"]["ExecReload"])
+        return subprocess.run(
+            command, env=self._environment, capture_output=True, text=True, cwd="/", check=False
+        )
 
     def stop(self) -> tuple[int, str]:
         self.process.terminate()
@@ -107,9 +107,15 @@ def test_the_service_starts_gives_signs_of_life_reloads_and_stops(
             assert (ram.directory, ram.budget_bytes) == (os.fsencode(root / "shm"), 16_000_000)
             assert local.directory == os.fsencode(root / "state/ollama-tiering/blocks")
             configure(root, ram_budget="8MB")
-            service.reload()
+            done = service.reload()
+            assert (done.returncode, done.stdout) == (0, "sidecar.ram_budget changed\n")
             manager.wait(lambda said: said.startswith("RELOADING=1"))
             manager.wait(lambda said: said == "READY=1")
+            assert service.stat().tiers[0].budget_bytes == 8_000_000
+            configure(root, ram_budget="oops")
+            done = service.reload()
+            assert done.returncode == 10
+            assert "config.toml:3" in done.stderr
             assert service.stat().tiers[0].budget_bytes == 8_000_000
             manager.wait(is_ping)
         finally:
