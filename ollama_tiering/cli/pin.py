@@ -19,6 +19,7 @@ from ollama_tiering.cli.store_options import (
     store_options,
 )
 from ollama_tiering.config import count, format_size
+from ollama_tiering.errors import ServiceError
 
 if TYPE_CHECKING:
     from ollama_tiering.store.values import PinResult
@@ -28,10 +29,12 @@ _DIGITS = 12
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option("--follow", is_flag=True, help="Also pin what is added to them later.")
 @dry_run_option
 @store_options
 def pin(
     ids: tuple[str, ...],
+    follow: bool,
     dry_run: bool,
     socket: Path | None,
     config_file: Path | None,
@@ -42,8 +45,12 @@ def pin(
     The ID of a block inside a conversation pins the blocks up to that one, for instance a system
     prompt. Pins survive restarts. They may take at most the share `sidecar.pin_share` of the local
     budget.
+
+    With --follow the pin moves on when later turns are stored: to the longest that the conversation
+    goes on with, while that share has room for it. `tiering unpin` ends it, by the ID that was
+    named here or by the present one.
     """
-    _change(ids, dry_run, socket, config_file, as_json, unpin=False)
+    _change(ids, dry_run, socket, config_file, as_json, unpin=False, follow=follow)
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -72,13 +79,21 @@ def _change(
     as_json: bool,
     *,
     unpin: bool,
+    follow: bool = False,
 ) -> None:
     results = []
     names = known_names()
     with administration(socket, config_file, purpose="look" if dry_run else "change") as admin:
-        call = admin.unpin if unpin else admin.pin
         for chain_id in ids:
-            result = call(chain_id, dry_run=dry_run)
+            if unpin:
+                result = admin.unpin(chain_id, dry_run=dry_run)
+            else:
+                result = admin.pin(chain_id, follow=follow, dry_run=dry_run)
+            if follow and not result.follows:
+                raise ServiceError(
+                    f"{chain_id} is pinned, but the running sidecar is older and does not follow",
+                    hint="start it anew, then pin once more",
+                )
             results.append(result)
             if not as_json:
                 model = model_of(admin, chain_id, names)
@@ -91,6 +106,7 @@ def _change(
                 {
                     "id": result.key.hex(),
                     "pinned": not unpin,
+                    "follows": result.follows,
                     "changed": result.changed,
                     "blocks": result.blocks,
                     "changed_bytes": result.changed_bytes,
@@ -117,6 +133,7 @@ def sentence(result: PinResult, model: str, *, unpin: bool, dry_run: bool) -> st
     if not result.changed:
         return f"{name} was {'not pinned' if unpin else 'pinned already'}"
     verb = "unpinned" if unpin else "pinned"
+    verb += ", and what is added to it later" if result.follows else ""
     verb = f"would be {verb}" if dry_run else verb
     return (
         f"{name} {verb}: {count(result.blocks, 'block')}; pinned in all: "

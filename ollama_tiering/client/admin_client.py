@@ -120,8 +120,8 @@ class SidecarAdministration(Closing):
         )
         return _call(lambda: messages.removal_of(self._stub.Remove(request, timeout=_LONG_SECONDS)))
 
-    def pin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
-        return self._pin(adm.PinRequest(id=chain_id, dry_run=dry_run))
+    def pin(self, chain_id: str, *, follow: bool = False, dry_run: bool = False) -> PinResult:
+        return self._pin(adm.PinRequest(id=chain_id, follow=follow, dry_run=dry_run))
 
     def unpin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
         return self._pin(adm.PinRequest(id=chain_id, dry_run=dry_run, unpin=True))

@@ -123,6 +123,7 @@ def pin_of(message: adm.PinResponse) -> PinResult:
         blocks=message.blocks,
         changed_bytes=message.changed_bytes,
         pinned_bytes=message.pinned_bytes,
+        follows=message.follows,
         limit_bytes=message.limit_bytes,
         changed=message.changed,
     )

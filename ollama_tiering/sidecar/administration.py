@@ -61,9 +61,15 @@ class AdministrationService:
                 yield message
 
     async def Pin(self, request: adm.PinRequest, context: Context) -> adm.PinResponse:
-        call = self._admin.unpin if request.unpin else self._admin.pin
+        dry_run = request.dry_run
         try:
-            result = await self._threaded(lambda: call(request.id, dry_run=request.dry_run))
+            result = await self._threaded(
+                lambda: (
+                    self._admin.unpin(request.id, dry_run=dry_run)
+                    if request.unpin
+                    else self._admin.pin(request.id, follow=request.follow, dry_run=dry_run)
+                )
+            )
         except Exception as error:
             await abort(context, "Pin", error)
         return messages.pin_message(result)

@@ -115,6 +115,7 @@ class PinResult:
     pinned_bytes: int  # in all, afterwards
     limit_bytes: int
     changed: bool
+    follows: bool = False  # what is added later, too
 
 
 @dataclass(slots=True)

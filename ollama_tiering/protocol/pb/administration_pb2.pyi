@@ -214,7 +214,8 @@ class PinRequest(_message.Message):
     id: str
     unpin: bool
     dry_run: bool
-    def __init__(self, id: _Optional[str] = ..., unpin: _Optional[bool] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+    follow: bool
+    def __init__(self, id: _Optional[str] = ..., unpin: _Optional[bool] = ..., dry_run: _Optional[bool] = ..., follow: _Optional[bool] = ...) -> None: ...
 
 class PinResponse(_message.Message):
     key: bytes
@@ -223,7 +224,8 @@ class PinResponse(_message.Message):
     pinned_bytes: int
     limit_bytes: int
     changed: bool
-    def __init__(self, key: _Optional[bytes] = ..., blocks: _Optional[int] = ..., changed_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., changed: _Optional[bool] = ...) -> None: ...
+    follows: bool
+    def __init__(self, key: _Optional[bytes] = ..., blocks: _Optional[int] = ..., changed_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., changed: _Optional[bool] = ..., follows: _Optional[bool] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     repair: bool

@@ -8,11 +8,15 @@ out in the hold that keeps it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from ollama_tiering.store.block.key import BlockKey
 from ollama_tiering.store.books.pins import Pin
 from ollama_tiering.store.books.state import Level, StoreState
+from ollama_tiering.store.books.tree import BlockTree
+
+_MOST_LOOKED_AT: Final = 4096  # blocks after a pin's: the lock is held meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +64,73 @@ def settle(state: StoreState, home: Level, share: float) -> None:
         _settle(state, home, limit_bytes(home, share))
 
 
+def follow(state: StoreState, home: Level, share: float) -> list[Pin]:
+    """Moves pins that follow to the end of what was added to their chains, those for which there is
+    room; returns them. Of several continuations it is the longest, then the one used last.
+    """
+    with state.lock:
+        pins, limit = state.pins, limit_bytes(home, share)
+        pins.grown = False
+        moved = []
+        for pin in pins.followed():
+            chain = _continued(state.tree, pin)
+            if chain == pin.chain:
+                continue
+            before = [pin, *filter(None, [pins.discard(chain[-1])])]  # one pin for both
+            pins.discard(pin.key)
+            after = replace(pin, chain=chain)
+            pins.add(after)
+            if _chain_bytes(state, home) > limit:
+                pins.discard(after.key)
+                for one in before:
+                    pins.add(one)
+                continue
+            moved.append(after)
+        pins.grown = False
+        _settle(state, home, limit)
+        return moved
+
+
+def _continued(tree: BlockTree, pin: Pin) -> tuple[BlockKey, ...]:
+    """The chain of a pin with the longest that it goes on with; the same if nothing was added."""
+    best: tuple[int, float, tuple[BlockKey, ...]] = (0, 0.0, pin.chain)
+    record = tree.get(pin.key)
+    if record is None:
+        return pin.chain
+    # (a block, the rows up to it, what leads to it)
+    left = [(one, one.rows, pin.chain) for one in tree.children(pin.key) if not one.window]
+    for one in tree.children(record.parent):
+        begins_alike = not one.window and one.tokens.startswith(record.tokens)
+        if begins_alike and record in tree.covers(one):  # it has more of the same rows
+            left.append((one, one.rows - record.rows, pin.chain[:-1]))
+    for _ in range(_MOST_LOOKED_AT):
+        if not left:
+            break
+        one, rows, before = left.pop()
+        chain = (*before, one.key)
+        best = max(best, (rows, one.last_use, chain))
+        below = (child for child in tree.children(one.key) if not child.window)
+        left += [(child, rows + child.rows, chain) for child in below]
+    return best[2]
+
+
 def kept_bytes(state: StoreState, home: Level) -> int:
     with state.lock:
         return _kept_bytes(state, home)
 
 
 def pin_chain(
-    state: StoreState, home: Level, share: float, key: BlockKey, *, dry_run: bool
+    state: StoreState,
+    home: Level,
+    share: float,
+    key: BlockKey,
+    *,
+    follows: bool = False,
+    dry_run: bool,
 ) -> PinOutcome | None:
-    """The chain that ends with the block, if there is room for it. None: it is not stored."""
+    """The chain that ends with the block, if there is room for it. None: it is not stored. A pin
+    that follows what is added to its chain goes on doing so.
+    """
     with state.lock:
         records = list(state.tree.ancestors(key))[::-1]
         if not records:
@@ -82,7 +144,9 @@ def pin_chain(
         }
         more_bytes = sum(_block_bytes(state, home, one) for one in new)
         chain = tuple(record.key for record in records)
-        pin = Pin(records[0].namespace, chain, known.since if known else state.wall_clock())
+        since = known.since if known else state.wall_clock()
+        set_on = (known.set_on if known else None) or (key if follows else None)
+        pin = Pin(records[0].namespace, chain, since, set_on)
         kept = _kept_bytes(state, home)
         limit = limit_bytes(home, share)
         fits = kept + more_bytes <= limit
@@ -92,10 +156,10 @@ def pin_chain(
         return PinOutcome(pin, known, more_bytes, kept, limit, fits)
 
 
-def is_pinned(state: StoreState, key: BlockKey) -> bool:
-    """Whether the chain that ends with the block is pinned."""
+def pin_of(state: StoreState, key: BlockKey) -> Pin | None:
+    """The pin on the chain that ends with the block, or that was set there and has moved on."""
     with state.lock:
-        return key in state.pins
+        return state.pins.of(key)
 
 
 def lift_pin(state: StoreState, key: BlockKey, instead: Pin | None = None) -> Pin | None:
@@ -123,6 +187,10 @@ def _settle(state: StoreState, home: Level, limit: int) -> None:
             left_bytes -= window_bytes
             kept[window.key] = BlockKey(window.parent)
     pins.set_windows(kept)
+
+
+def _chain_bytes(state: StoreState, home: Level) -> int:
+    return sum(_block_bytes(state, home, key) for key in state.pins.kept_chains())
 
 
 def _kept_bytes(state: StoreState, home: Level) -> int:

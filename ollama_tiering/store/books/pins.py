@@ -17,6 +17,7 @@ class Pin:
     namespace: NamespaceId
     chain: tuple[BlockKey, ...]  # first block to last, never empty
     since: float  # Unix seconds
+    set_on: BlockKey | None = None  # what a person named, if the pin follows what is added to it
 
     @property
     def key(self) -> BlockKey:
@@ -31,6 +32,8 @@ class PinTable:
         self._keeping: dict[BlockKey, int] = {}  # block -> pins in force that hold it
         self._idle: set[BlockKey] = set()  # pins out of force
         self._windows: dict[BlockKey, BlockKey] = {}  # window blocks -> blocks they hang on
+        self._awaited: set[bytes] = set()  # parents of blocks with which followed chains go on
+        self.grown = False  # such a block came, or may have come: `pinning.follow` is due
         self.unsettled = False  # window blocks came to kept blocks: `set_windows` is due
 
     def __len__(self) -> int:
@@ -42,6 +45,18 @@ class PinTable:
     def __contains__(self, key: BlockKey) -> bool:
         """Whether the chain that ends with this block is pinned."""
         return key in self._pins
+
+    def of(self, key: BlockKey) -> Pin | None:
+        """The pin on the chain that ends with the block, or that was set on it and has moved on."""
+        moved = (pin for pin in self if pin.set_on == key)
+        return self._pins.get(key) or next(moved, None)
+
+    def followed(self) -> list[Pin]:
+        """Pins in force that follow what is added to their chains; oldest first."""
+        return [pin for pin in self if pin.set_on is not None and pin.key not in self._idle]
+
+    def block_came(self, parent: bytes) -> None:
+        self.grown = self.grown or parent in self._awaited
 
     def keeps(self, key: BlockKey) -> bool:
         return key in self._keeping or self._windows.get(key) in self._keeping
@@ -70,12 +85,15 @@ class PinTable:
         self.discard(pin.key)
         self._pins[pin.key] = pin
         self._count(pin, 1)
+        self._await(pin)
 
     def discard(self, key: BlockKey) -> Pin | None:
         pin = self._pins.pop(key, None)
         if pin is not None and key not in self._idle:
             self._count(pin, -1)
         self._idle.discard(key)
+        if pin is not None:
+            self._await(pin)
         return pin
 
     def enforce(self, limit_bytes: int, bytes_of: Callable[[BlockKey], int]) -> list[Pin]:
@@ -83,7 +101,8 @@ class PinTable:
 
         A budget that was lowered below what is pinned holds all the same.
         """
-        pins, self._keeping, self._idle = list(self), {}, set()
+        pins = sorted(self, key=lambda pin: pin.since)  # one that has moved on is as old as before
+        self._keeping, self._idle = {}, set()
         kept_bytes = 0
         for pin in pins:
             more = sum(bytes_of(key) for key in set(pin.chain) if key not in self._keeping)
@@ -101,3 +120,10 @@ class PinTable:
                 self._keeping[key] = count
             else:
                 self._keeping.pop(key, None)
+
+    def _await(self, changed: Pin) -> None:
+        """A block may come after the last one, or in its place with more rows."""
+        if changed.set_on is not None:
+            self.grown = True
+            ends = ((pin.namespace, *pin.chain)[-2:] for pin in self if pin.set_on is not None)
+            self._awaited = {key for pair in ends for key in pair}

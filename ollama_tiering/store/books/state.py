@@ -108,8 +108,8 @@ class StoreState:
         if known is None:
             self.tree.add(record)
             known = record
-            if record.window:
-                self.pins.window_came(record.parent)
+            came = self.pins.window_came if record.window else self.pins.block_came
+            came(record.parent)
         if record is not known:
             known.encoded.pop(level.index, None)
             known.encoded.update(record.encoded)

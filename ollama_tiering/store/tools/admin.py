@@ -15,7 +15,7 @@ from typing import Final
 from ollama_tiering.errors import TieringError
 from ollama_tiering.store.block.description import Fields
 from ollama_tiering.store.block.key import BlockKey, NamespaceId
-from ollama_tiering.store.books import chain_walk, copies, reading
+from ollama_tiering.store.books import chain_walk, copies, pinning, reading
 from ollama_tiering.store.books.state import Level
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.serving.sequence_end import REMOVE_WAIT_SECONDS
@@ -116,13 +116,16 @@ class Administration:
             unlinking.sync_removals(self._state)
         return done
 
-    def pin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
+    def pin(self, chain_id: str, *, follow: bool = False, dry_run: bool = False) -> PinResult:
         """UnknownId, AmbiguousId, PinsFull; OSError if the pin cannot be recorded."""
         lister = self._lister()
         record = lister.resolve(chain_id)
-        known = record.key in self._state.pins
-        _, more = self._store.pins.pin(record.key, dry_run=dry_run)
-        return self._pin_result(lister.chain(record), more, not known)
+        known = pinning.pin_of(self._state, record.key)
+        key = known.key if known else record.key  # it may have moved on
+        pin, more = self._store.pins.pin(key, follows=follow, dry_run=dry_run)
+        changed = known is None or known.set_on != pin.set_on
+        done = self._pin_result(lister.chain(record), more, changed)
+        return dataclasses.replace(done, follows=pin.set_on is not None)
 
     def unpin(self, chain_id: str, *, dry_run: bool = False) -> PinResult:
         lister = self._lister()

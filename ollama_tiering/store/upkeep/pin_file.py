@@ -3,7 +3,10 @@
 A file of its own, because the index may be thrown away at any time. It names every block of each
 chain, so that a block that comes back (stored again, found later by a scan) is kept again.
 
-    {"version": 1, "pins": [{"namespace": hex, "chain": [hex, …], "since": Unix seconds}]}
+    {"version": 1, "pins": [{"namespace": hex, "chain": [hex, …], "since": Unix seconds,
+                             "follow": hex}]}
+
+`follow` is there only if the pin follows what is added to its chain: the block on which it was set.
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ def file_of_pins(pins: Iterable[Pin]) -> str:
             "namespace": pin.namespace.hex(),
             "chain": [key.hex() for key in pin.chain],
             "since": pin.since,
+            **({"follow": pin.set_on.hex()} if pin.set_on is not None else {}),
         }
         for pin in pins
     ]
@@ -98,4 +102,9 @@ def _pin(entry: Any) -> Pin:
         raise ValueError("a pin names no namespace and chain")
     namespace, *chain = [digest for digest in digests if digest is not None]
     keys = tuple(BlockKey(key) for key in chain)
-    return Pin(NamespaceId(namespace), keys, float(entry["since"]))
+    set_on = None
+    if "follow" in entry:
+        if (named := digest_from_hex(entry["follow"])) is None:
+            raise ValueError("a pin follows no block")
+        set_on = BlockKey(named)
+    return Pin(NamespaceId(namespace), keys, float(entry["since"]), set_on)

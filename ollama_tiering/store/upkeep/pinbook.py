@@ -82,23 +82,41 @@ class PinBook:
             )
 
     def settle(self) -> None:
-        """Call it now and then: keeps the window blocks that came to kept blocks since."""
+        """Call it now and then: keeps what came since to chains that pins follow, and the window
+        blocks that came to kept blocks.
+        """
+        if self._state.pins.grown:
+            self._follow()
         if self._state.pins.unsettled:
             pinning.settle(self._state, self.home, self._share)
+
+    def _follow(self) -> None:
+        """A pin whose move is not written down is found where it was at the next start, and moves
+        once more.
+        """
+        with self._changing:
+            if pinning.follow(self._state, self.home, self._share):
+                try:
+                    self._save(must_fit=False)
+                except OSError as error:
+                    log.error("pins that moved are not written: path=%s %s", self.path, error)
 
     def pinned_bytes(self) -> int:
         return pinning.kept_bytes(self._state, self.home)
 
-    def pin(self, key: BlockKey, *, dry_run: bool = False) -> tuple[Pin, int]:
+    def pin(
+        self, key: BlockKey, *, follows: bool = False, dry_run: bool = False
+    ) -> tuple[Pin, int]:
         """Keeps the chain that ends with `key`, and its window blocks; (the pin, bytes that are
-        pinned because of it).
+        pinned because of it). `follows`: and what is added to it later.
 
         Pinning what is pinned is fine. UnknownId, PinsFull; OSError when it cannot be recorded:
         then it is not pinned.
         """
         state = self._state
         with self._changing:
-            found = pinning.pin_chain(state, self.home, self._share, key, dry_run=dry_run)
+            given = (state, self.home, self._share, key)
+            found = pinning.pin_chain(*given, follows=follows, dry_run=dry_run)
             if found is None:
                 raise UnknownId(f"no block {key.hex()} is stored")
             more = found.more_bytes
@@ -120,13 +138,15 @@ class PinBook:
         return found.pin, more
 
     def unpin(self, key: BlockKey, *, dry_run: bool = False) -> bool:
-        """False: the chain that ends with `key` was not pinned."""
+        """False: the chain that ends with `key` was not pinned, nor was a pin set there that has
+        moved on.
+        """
         state = self._state
         with self._changing:
-            pinned = pinning.is_pinned(state, key)
-            if dry_run or not pinned:
-                return pinned
-            pin = pinning.lift_pin(state, key)
+            pin = pinning.pin_of(state, key)
+            if dry_run or pin is None:
+                return pin is not None
+            pin = pinning.lift_pin(state, pin.key)
             try:
                 self._save(must_fit=False)
             except OSError:

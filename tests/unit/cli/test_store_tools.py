@@ -15,6 +15,7 @@ import pytest
 
 from measure.store import samples
 from ollama_tiering import cli
+from ollama_tiering.client.admin_client import SidecarAdministration
 from ollama_tiering.launch.address import Address
 from ollama_tiering.launch.running_up import RunningUp, hold
 from ollama_tiering.protocol import calls as rpc
@@ -23,6 +24,7 @@ from ollama_tiering.store.tiers.contract import TierKind
 from ollama_tiering.store.tiers.directory import VERSION_DIRECTORY, FsTier
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.exporting import export_chain
+from ollama_tiering.store.values import PinResult
 from ollama_tiering.system.locks import lock_file
 from tests.places import short_directory
 from tests.sidecar import PutStream, SidecarProcess
@@ -305,6 +307,29 @@ def test_a_pin_keeps_and_outlives_everything(place: Place) -> None:
         assert place.ids("--pinned") == {ident(ONE)}
         assert place.json("unpin", ident(ONE))["pins"][0]["changed"] is True
     assert place.ids("--pinned") == set()
+
+
+def test_a_pin_that_follows_says_so(place: Place) -> None:
+    assert "pinned: 3 blocks" in place.ok("pin", ident(ONE))
+    said = place.ok("pin", "--follow", ident(ONE))
+    assert "pinned, and what is added to it later: 3 blocks" in said
+    (pin,) = place.json("pin", "--follow", ident(ONE))["pins"]
+    assert (pin["follows"], pin["changed"]) == (True, False)
+    (lifted,) = place.json("unpin", ident(ONE))["pins"]
+    assert (lifted["follows"], lifted["changed"]) == (False, True)
+    (plain,) = place.json("pin", ident(ONE))["pins"]
+    assert (plain["follows"], plain["changed"]) == (False, True)
+
+
+def test_a_sidecar_that_does_not_follow_is_told(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an older version does not know that it is asked to."""
+    done = PinResult(ONE[-1].key, 3, 0, 0, 0, changed=True)
+    for kind in (SidecarAdministration, Administration):
+        monkeypatch.setattr(kind, "pin", lambda *_, **__: done)
+    code, _, err = place.run("pin", "--follow", ident(ONE))
+    assert (code, "does not follow" in err) == (9, True)
 
 
 @pytest.mark.parametrize("place", ["files"], indirect=True)
