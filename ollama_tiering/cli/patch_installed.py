@@ -42,10 +42,13 @@ def patch_after_update(
 ) -> Path:
     """Once an installer is done. What goes wrong is one line, for a journal."""
     choose.require_one_engine(choose.AUTO, go_options)
+    waiting = AfterUpdate(
+        lambda: choose.chosen(named, go_options),
+        report,
+        tell=lambda text: click.echo(plain(text), err=True),
+    )
     try:
-        tree = AfterUpdate(lambda: choose.chosen(named, go_options), report).tree(
-            BuildRequest(source, given["jobs"])
-        )
+        tree = waiting.tree(BuildRequest(source, given["jobs"]))
     except TieringError as error:
         raise type(error)(in_one_line(error)) from None
     tree_upkeep.remove_superseded(tree, report)

@@ -25,11 +25,13 @@ _UNTIL: Final = "until no file of Ollama changes any more"
 @dataclass(slots=True)
 class AfterUpdate:
     """`find` returns what is installed, or None if that is not what is to be patched; it raises a
-    TieringError where that is gone or not whole, as it is while an installer is at work.
+    TieringError where that is gone or not whole, as it is while an installer is at work. `tell` is
+    given a line for each step, also where `report` is quiet.
     """
 
     find: Callable[[], InstalledOllama | None]
     report: Report
+    tell: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
@@ -42,7 +44,7 @@ class AfterUpdate:
         while True:
             found = self._settled(deadline)
             if done := built.current(found):
-                self.report.say(f"{done.binary} is up to date")
+                self.tell(f"{done.binary} is up to date")
                 return done
             state = found.state()
             try:
@@ -50,9 +52,9 @@ class AfterUpdate:
             except TieringError as error:
                 if found.state() == state:
                     raise
-                self.report.say(f"{found.program} was changed meanwhile: {in_one_line(error)}")
+                self.tell(f"{found.program} was changed meanwhile: {in_one_line(error)}")
             else:
-                self.report.say(f"the next start of Ollama {tree.version} is tiered")
+                self.tell(f"the next start of Ollama {tree.version} is tiered")
                 return tree
 
     def _settled(self, deadline: float) -> InstalledOllama:
@@ -73,7 +75,7 @@ class AfterUpdate:
             if now >= deadline:
                 raise why
             if not said:
-                self.report.say(f"waiting {_UNTIL if found else f'for Ollama: {why.message}'}")
+                self.tell(f"waiting {_UNTIL if found else f'for Ollama: {why.message}'}")
                 said = True
             self.sleep(_LOOK_SECONDS)
 

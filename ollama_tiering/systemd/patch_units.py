@@ -48,7 +48,7 @@ def maker_unit(service: Service, tree: TreeService) -> str:
         "[Service]",
         "Type=oneshot",
         f"ExecCondition={python} ollama_tiering.systemd.tree_start {words}",
-        f"ExecStart={python} ollama_tiering patch --wait -j 1 --ollama {argument(prefix)}",
+        f"ExecStart={python} ollama_tiering patch --wait -q -j 1 --ollama {argument(prefix)}",
         *environment(PYTHONPATH=str(service.package_parent), PYTHONUNBUFFERED="1"),
         *environment(**{ENV_CACHE: str(tree.cache)}),
         "CacheDirectory=ollama-tiering",

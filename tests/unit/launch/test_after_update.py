@@ -32,7 +32,6 @@ class World:
         self.fail: Exception | None = None
         self.said: list[str] = []
         self.report = Report(quiet=True)
-        monkeypatch.setattr(self.report, "say", self.said.append)
         monkeypatch.setattr(after_update, "make_tree", self.make)
         monkeypatch.setattr(after_update.built, "current", self.current)
 
@@ -60,8 +59,8 @@ class World:
         return tree
 
     def tree(self) -> LinkTree:
-        waiting = AfterUpdate(self.find, self.report, clock=lambda: self.now, sleep=self.sleep)
-        return waiting.tree(REQUEST)
+        given = (self.find, self.report, self.said.append)
+        return AfterUpdate(*given, clock=lambda: self.now, sleep=self.sleep).tree(REQUEST)
 
     def write(self, text: str) -> None:
         (self.root / "lib/ollama/libllama.so").write_text(text)

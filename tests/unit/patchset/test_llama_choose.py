@@ -187,7 +187,7 @@ def test_with_wait_each_end_is_one_line_and_a_code(
     code, out, err = tiering(*wait)
     assert code == 0, err
     assert err.splitlines()[-1] == f"the next start of Ollama {fake.VERSION} is tiered"
-    assert tiering(*wait) == (0, out, f"{out.strip()} is up to date\n")
+    assert tiering(*wait, "-q") == (0, out, f"{out.strip()} is up to date\n")
     assert tiering("patch", "--wait", "--tag", "v0.16.3")[0] == 2
 
 

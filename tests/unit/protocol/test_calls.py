@@ -43,15 +43,6 @@ def test_methods_and_their_paths() -> None:
     assert set(calls.METHODS) == {
         *("LookUp", "Has", "Put", "Get", "Release", "RemoveSeq", "Stat"),
         *("ReportCorrupt", "ReportRunner", "CheckFiles"),
-        *(
-            "List",
-            "Pin",
-            "Verify",
-            "Remove",
-            "Collect",
-            "Partings",
-            "Days",
-            "Reload",
-            "RevokeBuilds",
-        ),
+        *("List", "Pin", "Verify", "Remove", "Collect", "Partings", "Days", "Reload"),
+        "RevokeBuilds",
     }

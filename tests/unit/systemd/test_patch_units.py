@@ -152,7 +152,7 @@ def test_it_watches_what_the_tree_was_made_from(machine: Machine, tmp_path: Path
     watched = unit(machine, PATH_UNIT).all("PathChanged")
     assert watched == [str(path).replace("%", "%%") for path in (name, real.program, real.lib)]
     command = unit(machine, MAKER_UNIT)["Service"]["ExecStart"]
-    assert command.endswith(f" patch --wait -j 1 --ollama {tmp_path}")
+    assert command.endswith(f" patch --wait -q -j 1 --ollama {tmp_path}")
 
 
 def test_it_runs_as_the_services_user_and_after_everything_else(
