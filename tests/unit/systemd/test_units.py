@@ -108,7 +108,9 @@ def test_the_sidecar_is_watched_restarted_and_bounded(machine: Machine) -> None:
     assert service["Type"] == "notify"
     assert int(service["WatchdogSec"]) >= 180
     assert service["Restart"] == "on-failure"
-    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    start, reload = service["ExecStart"], service["ExecReload"]
+    assert reload == start.replace(" sidecar --socket ", " reload --socket ")
+    assert reload != start
     assert int(service["MemoryHigh"].rstrip("M")) == 5 * 1024
     assert int(service["MemoryMax"].rstrip("M")) == 6 * 1024
     assert service["LimitCORE"] == "0"
