@@ -99,7 +99,7 @@ def measure(root: Path, source: str | None) -> list[Step]:
     named = ("--source", source) if source else ()
     reference = ("demo", "--engine", "reference")
     return [
-        run.step("`--help`", "--help", bound="disk: 90 MiB"),
+        run.step("`--help`", "--help", bound="disk: 100 MiB"),
         run.step("`--help` again", "--help", bound="10 s"),
         run.step("`demo --engine reference`", *reference, bound="60 s with the first `--help`"),
         run.step("`demo --engine reference` again", *reference),

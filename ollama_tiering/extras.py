@@ -1,14 +1,15 @@
 """Packages that only some commands need: the extras of pyproject.toml.
 
-A command calls `need` before it starts to work, so that nobody waits for a measurement whose model
-cannot be made. If this runs in a checkout's own `.venv`, what is missing is installed
-(`scripts/extra`, from a lock file). Everywhere else the error names the command to run.
+A command calls `need` before it starts to work, so that nobody waits for what cannot be done. If
+this runs in a checkout's own `.venv`, what is missing is installed (`scripts/extra`, from a lock
+file). Everywhere else the error names the command that installs it into this environment.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,16 +22,21 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """`modules` are what its packages are imported as; `purpose` completes "... needs gguf"."""
+    """`modules` are what its packages are imported as; `purpose` completes "... needs nvidia.…";
+    `requirements` are those of pyproject.toml.
+    """
 
     modules: tuple[str, ...]
     purpose: str
+    requirements: tuple[str, ...]
 
 
 EXTRAS = {
-    "models": Extra(("gguf",), "a test model"),
-    "web": Extra(("starlette", "uvicorn"), "the page"),
-    "cuda": Extra(("nvidia.cuda_nvrtc",), "a kernel on a GPU (its compiler, NVRTC)"),
+    "cuda": Extra(
+        ("nvidia.cuda_nvrtc",),
+        "a kernel on a GPU (its compiler, NVRTC)",
+        ("nvidia-cuda-nvrtc-cu12>=12.9,<13",),
+    ),
 }
 
 
@@ -50,14 +56,28 @@ def lacking(name: str) -> MissingTool:
     """The error that says which package is missing, for what, and the command that brings it."""
     extra = EXTRAS[name]
     script = installer()
-    cure = f"{script} {name}" if script else f"pip install 'ollama-tiering[{name}]'"
+    cure = f"{script} {name}" if script else install_command(*extra.requirements)
     return MissingTool(f"{extra.purpose} needs {', '.join(extra.modules)}", hint=cure)
+
+
+def install_command(*requirements: str) -> str:
+    """The one that brings packages into this environment, with pip if it has one (`pip`, `pipx`),
+    else with uv (`uv tool install`). Never by the name of this package: whatever a registry has
+    under it is not ours.
+    """
+    has_pip = importlib.util.find_spec("pip") is not None
+    start = (sys.executable, "-m", "pip") if has_pip else ("uv", "pip")
+    more = () if has_pip else ("--python", sys.executable)
+    return shlex.join([*start, "install", *more, *requirements])
 
 
 def of_module(module: str | None) -> str | None:
     """The extra that brings a module or the package it lies in; None: no extra does."""
-    top = (module or "").partition(".")[0]
-    return next((name for name, extra in EXTRAS.items() if top in extra.modules), None)
+    for name, extra in EXTRAS.items():
+        for own in extra.modules:
+            if module and (f"{module}.".startswith(f"{own}.") or own.startswith(f"{module}.")):
+                return name
+    return None
 
 
 def missing(name: str) -> list[str]:

@@ -80,8 +80,6 @@ install_venv() { # holds the file lock
 needs() { # what `du -sm .venv` and the clock say; measure/first_run.py measures both
     case $1 in
     requirements.lock) echo "network, up to 90 MB of disk, mostly less than a minute" ;;
-    requirements-models.lock) echo "network, less than 100 MB more, mostly seconds" ;;
-    requirements-web.lock) echo "network, 1 MB more, seconds" ;;
     *) echo "network, a minute or more" ;;
     esac
 }

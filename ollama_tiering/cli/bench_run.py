@@ -104,10 +104,7 @@ class Run:
     @contextlib.contextmanager
     def scratch(self, stored_tokens: int = 0) -> Iterator[Scratch]:
         """A Scratch with a model of the shape, and with room for the blocks of that many tokens."""
-        from ollama_tiering import extras
         from ollama_tiering.engines.drivers import Scratch
-
-        extras.need("models")
         from ollama_tiering.models.make import make_model
         from ollama_tiering.models.shapes import make_shape
 

@@ -88,7 +88,6 @@ def demo(
             )
         demo_context.run(tag, as_json=as_json, keep=keep, quiet=quiet)
         return
-    from ollama_tiering import extras
     from ollama_tiering.engines import demo as demonstration
     from ollama_tiering.engines.drivers import Scratch
 
@@ -97,7 +96,6 @@ def demo(
             click.echo(f"* {text}", err=True)
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up then, too
-    extras.need("models")  # before the build, which may take minutes
     choice = _choose(engine, tag, cpu, quiet)
     say(f"engine: {choice.engine} {choice.binary or ''}".rstrip() + f" ({choice.why})")
     started = time.monotonic()

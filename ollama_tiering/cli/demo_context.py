@@ -29,7 +29,6 @@ _NOTE = (
 
 def run(tag: str | None, *, as_json: bool, keep: bool, quiet: bool) -> None:
     """The command; its help is that of `tiering demo`."""
-    from ollama_tiering import extras
     from ollama_tiering.engines import context_demo
     from ollama_tiering.engines.context_driver import server_of
     from ollama_tiering.engines.demo import make_prompt
@@ -41,7 +40,6 @@ def run(tag: str | None, *, as_json: bool, keep: bool, quiet: bool) -> None:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up then, too
     binary = _binary(tag)
-    extras.need("models")
     say(f"engine: {binary}")
     with Scratch("demo", keep=keep) as scratch:
         _make_model(scratch)

@@ -90,9 +90,6 @@ def make(
         click.echo(plain(f"would write {file}: {stored_bytes:,} bytes of weights ({what})"))
         return
 
-    from ollama_tiering import extras
-
-    extras.need("models")
     from ollama_tiering.models.make import make_model
 
     try:

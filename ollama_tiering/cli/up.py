@@ -194,13 +194,11 @@ def _request(
 
 def _page(listen: str, request: UpRequest, report: Report, uses: ExitStack) -> Child | None:
     """The process of the page, until `uses` ends. Whatever is wrong with it, Ollama serves."""
-    from ollama_tiering import extras
     from ollama_tiering.config import ENV_MODELS
     from ollama_tiering.launch.page_beside import page_beside
     from ollama_tiering.launch.unharmed import unharmed
 
     with unharmed(report.warn, "no page is served"):
-        extras.need("web")
         env = {ENV_MODELS: str(request.models)} if request.models else {}
         return uses.enter_context(page_beside(listen, request.socket, env))
     return None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ollama_tiering import config, extras
+from ollama_tiering import config
 from ollama_tiering.cli import CONTEXT_SETTINGS, NamedPath
 
 
@@ -30,9 +30,8 @@ def web(listen: str, no_text: bool, socket: Path | None) -> None:
     there for processes of this user only; every other user and, with --listen, every other machine
     needs the token, which lies in web.token in the state directory.
 
-    Exit code 6 if the extra `web` is not installed, 9 if the address cannot be had.
+    Exit code 9 if the address cannot be had.
     """
-    extras.need("web")
     from ollama_tiering.cli.web_data import SidecarData
     from ollama_tiering.launch.address import PAGE_PORT, parse_address
     from ollama_tiering.web.security import Door

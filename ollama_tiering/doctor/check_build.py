@@ -14,10 +14,10 @@ from ollama_tiering import config
 from ollama_tiering.config.environment import ENV_PAGED
 from ollama_tiering.doctor import check_installed
 from ollama_tiering.doctor.check import Check, CheckState, fail, ok, warn
-from ollama_tiering.errors import MissingTool, TieringError
+from ollama_tiering.errors import MissingTool, TieringError, UnsupportedUpstream
 from ollama_tiering.patchset import build, finished, gpu_libraries, gpus, manifest, stock, tools
 from ollama_tiering.patchset.binary import ENV_BINARY, named_binary
-from ollama_tiering.patchset.llama_server import built
+from ollama_tiering.patchset.llama_server import built, choose
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.upstream import SourceCache, normal_tag
 
@@ -28,16 +28,28 @@ _BUILT = (_BINARY, check_installed.NAME)  # a check of such a name that is well 
 
 def checks() -> Iterator[Check]:
     yield _python()
-    done = list(_binaries())
+    of_installed = _installed_is_meant()
+    done = list(_binaries(of_installed=of_installed))
     # without a compiler what is built already goes on working
     built = any(check.state is CheckState.OK and check.name in _BUILT for check in done)
-    for check in (_git(), *_compiler(), _go(), _cmake(), _cuda()):
-        lenient = built and check.state is CheckState.FAIL
-        yield replace(check, state=CheckState.WARN) if lenient else check
-    yield _source()
+    if not of_installed:
+        for check in (_git(), *_compiler(), _go(), _cmake(), _cuda()):
+            lenient = built and check.state is CheckState.FAIL
+            yield replace(check, state=CheckState.WARN) if lenient else check
+        yield _source()
     for check in done:
         lenient = built and check.state is CheckState.FAIL and check.name in check_installed.NEEDS
         yield replace(check, state=CheckState.WARN) if lenient else check
+
+
+def _installed_is_meant() -> bool:
+    """Whether `up` alone means an installed Ollama, so that nothing of the Go engine is needed."""
+    try:
+        return choose.chosen(None, {}) is not None
+    except UnsupportedUpstream:  # one that is gone, or not whole
+        return True
+    except TieringError:  # settings that cannot be read
+        return False
 
 
 def _python() -> Check:
@@ -116,7 +128,7 @@ def _source() -> Check:
     return warn("source cache", f"{tag} is not in it{more}", "tiering fetch")
 
 
-def _binaries() -> Iterator[Check]:
+def _binaries(*, of_installed: bool) -> Iterator[Check]:
     if named := named_binary():
         yield ok(_BINARY, f"{named} ({ENV_BINARY})")
         yield from gpu_library(named)
@@ -128,7 +140,7 @@ def _binaries() -> Iterator[Check]:
             continue
         yield ok(_BINARY, str(binary))
         yield from gpu_library(binary)
-    if not named and not binaries and not trees:
+    if not named and not binaries and not trees and not of_installed:
         yield warn(_BINARY, "no patched Ollama is built yet", "tiering patch")
 
 

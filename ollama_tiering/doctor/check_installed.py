@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering import extras
 from ollama_tiering.doctor.check import Check, fail, ok, warn
 from ollama_tiering.errors import TieringError, UnsupportedUpstream
 from ollama_tiering.patchset.llama_server import built, compile, installation, pins
@@ -17,8 +16,8 @@ from ollama_tiering.patchset.llama_server.link_tree import LinkTree
 
 NAME: Final = "installed Ollama"
 _ATTENTION: Final = "attention on the CPU"
-_PROGRAM, _COMPILER, _EXTRA = "version of Ollama", "C++ compiler", "extra models"
-NEEDS: Final = (_PROGRAM, _COMPILER, _EXTRA)  # to make a tree
+_PROGRAM, _COMPILER = "version of Ollama", "C++ compiler"
+NEEDS: Final = (_PROGRAM, _COMPILER)  # to make a tree
 
 
 def checks(trees: Sequence[LinkTree], *, needed: bool) -> Iterator[Check]:
@@ -80,7 +79,6 @@ def _needs(found: InstalledOllama) -> Iterator[Check]:
     needs: tuple[tuple[str, Callable[[], str]], ...] = (
         (_PROGRAM, lambda: _pin(found)),
         (_COMPILER, lambda: compile.find_compiler().identity),
-        (_EXTRA, _extra),
     )
     for name, look in needs:
         try:
@@ -96,9 +94,3 @@ def _pin(found: InstalledOllama) -> str:
     pin = pins.pin_of(pins.load(), version, found.build(), tag_of=lambda commit: "")
     listed = "" if pin.is_tested else ", not on the list of tested ones: the self-test decides"
     return f"{version}, llama.cpp {pin.name}{listed}"
-
-
-def _extra() -> str:
-    if extras.missing("models"):
-        raise extras.lacking("models")
-    return "found"

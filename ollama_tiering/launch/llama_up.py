@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from ollama_tiering import extras
 from ollama_tiering.errors import ResultDiffers, ServiceError
 from ollama_tiering.launch.self_test import self_test
 from ollama_tiering.launch.unharmed import in_one_line
@@ -45,8 +44,6 @@ class _Made:
 def make_tree(installation: InstalledOllama, request: BuildRequest, report: Report) -> LinkTree:
     """Makes and tests it. TieringError if it cannot be made."""
     installed.require_program(installation)
-    if built.current(installation) is None:
-        extras.need("models")  # the self-test makes one; said before anything is compiled
     tree = built.ensure(installation, request, self_test, report)
     made = _Made(request.named_source, VERSION)
     if _made(tree) is None:

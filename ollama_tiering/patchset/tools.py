@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,26 +76,26 @@ def find_cmake(report: Report) -> Path:
     return installed("cmake", report) / "cmake" / "data" / "bin" / "cmake"
 
 
-_CXX_COMPILERS = ("c++", "g++", "clang++")
-
-
 def require_compiler() -> None:
     """Go's cgo and CMake both need a C and a C++ compiler; CC and CXX count."""
-    for language, variable, names in (
-        ("C", "CC", ("cc", "gcc", "clang")),
-        ("C++", "CXX", _CXX_COMPILERS),
-    ):
-        named = os.environ.get(variable, "").split()
-        if not any(shutil.which(name) for name in (named[:1] or names)):
-            what = f"{language} compiler: {named[0] if named else ', '.join(names)} not found"
-            raise MissingTool(what, hint=f"install one: {_compiler_install()}")
+    _compiler("C", "CC", ("cc", "gcc", "clang"))
+    cxx_compiler()
 
 
 def cxx_compiler() -> list[str]:
-    """CXX, with the options that may stand in it, else the first C++ compiler on PATH."""
-    require_compiler()
-    named = os.environ.get("CXX", "").split()
-    return named or [next(name for name in _CXX_COMPILERS if shutil.which(name))]
+    """CXX, with the options that may stand in it, else the first C++ compiler on PATH. No C
+    compiler beside it is asked for.
+    """
+    return _compiler("C++", "CXX", ("c++", "g++", "clang++"))
+
+
+def _compiler(language: str, variable: str, names: Sequence[str]) -> list[str]:
+    named = os.environ.get(variable, "").split()
+    found = next((name for name in (named[:1] or names) if shutil.which(name)), None)
+    if found is None:
+        what = f"{language} compiler: {named[0] if named else ', '.join(names)} not found"
+        raise MissingTool(what, hint=f"install one: {_compiler_install()}")
+    return named or [found]
 
 
 def require_make() -> None:

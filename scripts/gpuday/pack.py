@@ -38,7 +38,7 @@ from scripts.gpuday.steps import (
 
 _PYTHON = "3.12"  # of the machine; packages that are compiled are for one version
 _PLATFORMS = [f"manylinux{name}_x86_64" for name in ("_2_28", "_2_27", "2014", "2010", "1")]
-_LOCKS = ("requirements.lock", "requirements-models.lock")
+_LOCKS = ("requirements.lock",)
 _PINNED = re.compile(r"^[a-z].*==.*\n(?: .*\n)*", re.MULTILINE)
 _TESTS = {
     *("pytest", "pytest-timeout", "pytest-xdist", "execnet", "iniconfig", "pluggy", "packaging"),

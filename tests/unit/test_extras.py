@@ -14,14 +14,15 @@ from ollama_tiering.errors import MissingTool
 
 REPO = Path(__file__).parents[2]
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
-ONLY_IN_EXTRAS = ("gguf", "nvidia-cuda-nvrtc")
+ONLY_IN_EXTRAS = ("nvidia-cuda-nvrtc",)
+NOTHING = ("no_such_module_anywhere",)
 
 
 @pytest.fixture
 def absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the extra `models`: a module that nobody has."""
-    nothing = extras.Extra(("no_such_module_anywhere",), "a test model")
-    monkeypatch.setitem(extras.EXTRAS, "models", nothing)
+    """Of the extra `cuda`: a module that nobody has."""
+    nothing = extras.Extra(NOTHING, "a kernel", ("no-such>=1,<2",))
+    monkeypatch.setitem(extras.EXTRAS, "cuda", nothing)
 
 
 def checkout(monkeypatch: pytest.MonkeyPatch, root: Path, script: str) -> None:
@@ -34,18 +35,26 @@ def checkout(monkeypatch: pytest.MonkeyPatch, root: Path, script: str) -> None:
 
 
 def test_what_is_installed_is_not_asked_for() -> None:
-    extras.need("models")
     extras.need("cuda")
 
 
-def test_out_of_a_package_the_pip_command_is_named(
-    absent: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("has_pip", "start"),
+    [(True, "{python} -m pip install"), (False, "uv pip install --python {python}")],
+    ids=["pip", "uv"],
+)
+def test_out_of_a_package_the_command_for_this_environment_is_named(
+    absent: None, monkeypatch: pytest.MonkeyPatch, has_pip: bool, start: str
 ) -> None:
+    """By the package's own name: a registry may have anything under ours."""
     monkeypatch.setattr(sys, "prefix", "/usr")
-    with pytest.raises(MissingTool, match="a test model needs no_such_module_anywhere") as caught:
-        extras.need("models")
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: object() if name == "pip" and has_pip else None
+    )
+    with pytest.raises(MissingTool, match="a kernel needs no_such_module_anywhere") as caught:
+        extras.need("cuda")
     assert caught.value.exit_code == 6
-    assert caught.value.hint == "pip install 'ollama-tiering[models]'"
+    assert caught.value.hint == f"{start.format(python=sys.executable)} 'no-such>=1,<2'"
 
 
 def test_a_checkout_installs_it(
@@ -55,8 +64,8 @@ def test_a_checkout_installs_it(
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
     module = folder / "no_such_module_anywhere.py"
-    checkout(monkeypatch, tmp_path, f'[ "$1" = models ] && touch "{module}"')
-    extras.need("models")
+    checkout(monkeypatch, tmp_path, f'[ "$1" = cuda ] && touch "{module}"')
+    extras.need("cuda")
     assert module.exists()
 
 
@@ -65,19 +74,21 @@ def test_a_checkout_that_fails_to_install_names_its_script(
 ) -> None:
     checkout(monkeypatch, tmp_path, "exit 6")
     with pytest.raises(MissingTool) as caught:
-        extras.need("models")
-    assert caught.value.hint == f"{tmp_path}/scripts/extra models"
+        extras.need("cuda")
+    assert caught.value.hint == f"{tmp_path}/scripts/extra cuda"
 
 
 def test_modules_belong_to_their_extra() -> None:
-    assert extras.of_module("gguf.constants") == "models"
+    assert extras.of_module("nvidia.cuda_nvrtc.lib") == "cuda"
+    assert extras.of_module("nvidia") == "cuda"
+    assert extras.of_module("nvidia.cudnn") is None
     assert extras.of_module("numpy") is None
     assert extras.of_module(None) is None
 
 
 @pytest.mark.parametrize("name", list(extras.EXTRAS))
 def test_every_extra_is_declared_and_locked(name: str) -> None:
-    assert PROJECT["optional-dependencies"][name]
+    assert PROJECT["optional-dependencies"][name] == list(extras.EXTRAS[name].requirements)
     assert (REPO / f"requirements-{name}.lock").is_file()
     usage = subprocess.run([REPO / "scripts/extra"], capture_output=True, text=True, check=False)
     assert usage.returncode == 2

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ollama_tiering import extras
 from ollama_tiering.errors import MissingTool, ServiceError, TieringError
 from ollama_tiering.launch.self_test import checks as every
 from ollama_tiering.launch.self_test import exact
@@ -196,12 +195,12 @@ def _encoder(check: SelfCheck) -> _Made:
 
 
 def _makers() -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
-    """They need an extra, and `up` imports this. MissingTool where a package of it is broken."""
+    """They bring packages that `up` has no use for. MissingTool where one of these is broken."""
     try:
         from ollama_tiering.models.make import make_model
         from ollama_tiering.models.projector import make_projector
         from ollama_tiering.models.shapes import make_shape
     except ImportError as error:
-        hint = extras.lacking("models").hint
+        hint = "install tiering again, with its packages"
         raise MissingTool(f"self-test: a test model cannot be made: {error}", hint=hint) from None
     return make_model, make_shape, make_projector

@@ -1,7 +1,8 @@
 """llama.cpp's source at a pin: from GitHub, a clone, a folder or an archive; only the parts that
 are compiled or included.
 
-What is fetched with git lies in a cache of its own, one commit deep, beside Ollama's.
+What is fetched with git lies in a cache of its own, one commit deep, beside Ollama's. Without git,
+GitHub's archive of the commit is taken, and is not kept.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final
 from ollama_tiering import config
 from ollama_tiering.errors import FetchError, MissingTool, UsageError
 from ollama_tiering.patchset import manifest
+from ollama_tiering.patchset.llama_server import download
 from ollama_tiering.patchset.lock import locked
 from ollama_tiering.patchset.report import Report
 from ollama_tiering.patchset.run import run
@@ -54,6 +56,12 @@ def obtain(pin: str, named: str | None, to: Path, report: Report) -> LlamaSource
     if place is not None and place.is_dir() and not _is_clone(place):
         _copy(place, to)
         return LlamaSource(to, "")
+    if named is None and shutil.which("git") is None:
+        archive = to.with_name(f"{to.name}.tar.gz")
+        commit = download.archive(f"{UPSTREAM}/archive/{pin}.tar.gz", archive, report)
+        _unpack(archive, to)
+        archive.unlink()
+        return LlamaSource(to, commit)
     cache = SourceCache(cache_folder())
     try:
         cache.fetch([pin], named or UPSTREAM, _nothing_pinned(), report)
@@ -72,11 +80,13 @@ def obtain(pin: str, named: str | None, to: Path, report: Report) -> LlamaSource
 
 def tag_of(commit: str, named: str | None) -> str:
     """The tag of a commit that is given by its first digits, as the source's repository has it;
-    empty where none is that commit, and for a folder or an archive, which have no tags. FetchError
-    where it cannot be asked.
+    empty where none is that commit, for a folder or an archive, which have no tags, and without
+    git. FetchError where it cannot be asked.
     """
     place = config.expanded(named).absolute() if named else None
     if place is not None and (place.is_file() or (place.is_dir() and not _is_clone(place))):
+        return ""
+    if named is None and shutil.which("git") is None:
         return ""
     asked = str(place) if place is not None and place.exists() else named or UPSTREAM
     done = run("git", "ls-remote", "--tags", asked)

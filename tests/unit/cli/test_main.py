@@ -134,11 +134,12 @@ def test_a_mistyped_name_is_guessed(
 def test_a_package_of_an_extra_that_is_missing_is_no_bug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    add_command(monkeypatch, ModuleNotFoundError("no", name="gguf.constants"))
+    add_command(monkeypatch, ModuleNotFoundError("no", name="nvidia.cuda_nvrtc"))
     monkeypatch.setattr(extras, "installer", lambda: None)
     assert invoke("explode") == 6
     said = capsys.readouterr().err
-    assert said == "error: a test model needs gguf\nhint: pip install 'ollama-tiering[models]'\n"
+    assert said.startswith("error: a kernel on a GPU (its compiler, NVRTC) needs nvidia.cuda_nvrtc")
+    assert "install 'nvidia-cuda-nvrtc-cu12>=12.9,<13'\n" in said
     add_command(monkeypatch, ModuleNotFoundError("no module named x", name="x"))
     assert invoke("explode") == 1
     assert "unexpected ModuleNotFoundError" in capsys.readouterr().err

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ollama_tiering import extras
 from ollama_tiering.doctor import check_build
 from ollama_tiering.doctor.check import Check, CheckState
-from ollama_tiering.errors import MissingTool
-from ollama_tiering.patchset import build, elf, tools
+from ollama_tiering.patchset import build, elf
 from ollama_tiering.patchset.llama_server import (
     built,
+    choose,
     exact_processor,
     guard,
     installation,
@@ -23,7 +22,8 @@ from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
 from tests.unit.patchset import fake_installed as fake
 
-NEEDS = ("version of Ollama", "C++ compiler", "extra models")
+NEEDS = ("version of Ollama", "C++ compiler")
+OF_THE_GO_ENGINE = ("git", "compiler", "make", "go", "cmake", "nvcc", "source cache", "binary")
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,6 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstalledOllama:
     monkeypatch.setattr(installation, "_PREFIXES", ())
     monkeypatch.setattr(installation, "PROGRAM_MAGIC", b"#!")  # scripts stand for programs here
     monkeypatch.setattr(elf, "read", fake.all_exported)
-    monkeypatch.setattr(extras, "missing", lambda _name: [])
     monkeypatch.setattr(build, "built_binaries", list)
     place = fake.installed(tmp_path / "installed")
     monkeypatch.setenv("PATH", f"{place}/bin:{os.environ['PATH']}")
@@ -63,19 +62,14 @@ def add_tree(
     (folder / built.RECORD).write_text(link_tree.text_of(tree))
 
 
-def no_make() -> None:
-    raise MissingTool("make: not found", hint="install it")
-
-
-def test_one_that_is_not_patched_is_nothing_that_is_built(
-    found: InstalledOllama, monkeypatch: pytest.MonkeyPatch
+def test_one_that_is_not_patched_needs_a_compiler_and_nothing_of_the_go_engine(
+    found: InstalledOllama,
 ) -> None:
-    monkeypatch.setattr(tools, "require_make", no_make)
     said = checks()
     assert said["installed Ollama"].state is CheckState.WARN
     assert said["installed Ollama"].cure == "tiering patch"
-    assert said["make"].state is CheckState.FAIL
-    assert [said[name].state for name in NEEDS] == [CheckState.OK] * 3
+    assert not set(OF_THE_GO_ENGINE) & set(said)
+    assert [said[name].state for name in NEEDS] == [CheckState.OK] * 2
     assert said["version of Ollama"].finding == "v0.32.15, llama.cpp b10488"
 
 
@@ -85,12 +79,10 @@ def test_what_patch_would_refuse_fails(
     fake.script(found.program, "#!/bin/sh\necho 'ollama version is 0.40.0'\n")
     fake.script(found.server, "#!/bin/sh\necho 'version: 1 (unknown)'\n")
     fake.compiler(tmp_path / "compiler", gcc=10)
-    monkeypatch.setattr(extras, "missing", lambda _name: ["gguf"])
     said = checks()
-    assert [said[name].state for name in NEEDS] == [CheckState.FAIL] * 3
+    assert [said[name].state for name in NEEDS] == [CheckState.FAIL] * 2
     assert "does not say it" in said["version of Ollama"].finding
     assert "g++ 11" in said["C++ compiler"].finding
-    assert "gguf" in said["extra models"].finding
     assert all(said[name].cure for name in NEEDS)
     monkeypatch.setattr(installation, "PROGRAM_MAGIC", b"\x7fELF")
     assert "a script" in checks()["version of Ollama"].finding
@@ -110,8 +102,11 @@ def test_a_version_that_is_not_on_the_list_is_left_to_the_self_test(found: Insta
 def test_a_build_of_the_go_engine_needs_none_of_it(
     found: InstalledOllama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "built_binaries", lambda: [fake.script(tmp_path / "go/ollama", "")])
+    program = fake.script(tmp_path / "go/ollama", "")
+    for module in (build, choose):  # both ask
+        monkeypatch.setattr(module, "built_binaries", lambda: [program])
     said = states()
+    assert "make" in said
     assert said["installed Ollama"] is CheckState.OK
     assert not set(NEEDS) & set(said)
 
@@ -151,24 +146,24 @@ def test_it_says_which_attention_computes(
 
 
 def test_a_tree_of_an_older_tiering_is_made_anew_and_serves_meanwhile(
-    found: InstalledOllama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: InstalledOllama, tmp_path: Path
 ) -> None:
     add_tree(found, tmp_path, ours="older")
-    monkeypatch.setattr(extras, "missing", lambda _name: ["gguf"])
+    fake.compiler(tmp_path / "compiler", gcc=10)
     said = checks()
     assert said["installed Ollama"].state is CheckState.OK
     assert "`tiering up` makes it anew" in said["installed Ollama"].finding
-    assert said["extra models"].state is CheckState.WARN  # what there is goes on working
+    assert said["C++ compiler"].state is CheckState.WARN  # what there is goes on working
 
 
 def test_a_tree_for_other_files_is_not_built_any_more(
-    found: InstalledOllama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    found: InstalledOllama, tmp_path: Path
 ) -> None:
     add_tree(found, tmp_path, ours="older", fits=False)
-    monkeypatch.setattr(extras, "missing", lambda _name: ["gguf"])
+    fake.compiler(tmp_path / "compiler", gcc=10)
     said = checks()
     assert said["installed Ollama"].state is CheckState.WARN
-    assert said["extra models"].state is CheckState.FAIL
+    assert said["C++ compiler"].state is CheckState.FAIL
 
 
 def test_one_that_is_gone_or_half_installed(

