@@ -49,8 +49,6 @@ _CODES = """\
 
 | code | meaning |
 |---|---|
-| 0 | done |
-| 1 | a bug, a failed check, or a refusal: no room, too much to pin, `rm` of what is pinned |
 """
 
 
@@ -128,20 +126,28 @@ def _default(option: click.Option, variable: str | None, default: str | None) ->
     return f"{said}{', else ' if said and default else ''}{default or ''}"
 
 
-def _exit_codes() -> str:
+def exit_codes() -> list[tuple[int, str]]:
+    """Each code and what it means."""
     kinds = (kind for _, kind in inspect.getmembers(errors, inspect.isclass))
     found = {
-        kind.exit_code: inspect.getdoc(kind) or ""
+        kind.exit_code: (inspect.getdoc(kind) or "").rstrip(".")
         for kind in kinds
         if issubclass(kind, errors.TieringError)
     }
-    rows = [
-        f"| {code} | {_cell(text[0].lower() + text[1:].rstrip('.'))} |\n"
-        for code, text in sorted(found.items())
-        if code > 1
+    first = [
+        (0, "done"),
+        (
+            1,
+            "a bug, a failed check, or a refusal: no room, too much to pin, `rm` of what is pinned",
+        ),
     ]
-    after = "| 130 | interrupted |\n| 141 | whoever read the output has gone |\n"
-    return _CODES + "".join(rows) + after
+    last = [(130, "interrupted"), (141, "whoever read the output has gone")]
+    own = [(code, text[0].lower() + text[1:]) for code, text in sorted(found.items()) if code > 1]
+    return [*first, *own, *last]
+
+
+def _exit_codes() -> str:
+    return _CODES + "".join(f"| {code} | {_cell(text)} |\n" for code, text in exit_codes())
 
 
 def settings_tables() -> str:
