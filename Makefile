@@ -1,5 +1,5 @@
 # One command each; `make` is lint and the quick tests.
-.PHONY: default lint format test nightly engines soak chaos power-cuts fuzz fuzz-csrc fuzz-lies mutants-csrc flips measurements docs locks proto clean llama-server installed-ollama pins vulkan arm64 distros containers
+.PHONY: default lint format test nightly engines soak chaos power-cuts fuzz fuzz-csrc fuzz-lies mutants-csrc flips measurements docs locks proto clean llama-server installed-ollama pins vulkan arm64 distros containers deb release installs
 default:
 	./scripts/test quick
 lint:
@@ -42,6 +42,12 @@ distros: # README's commands on fresh Debian systems, as root: make distros CASE
 	./scripts/distros $(CASES)
 containers: # the image of packaging/docker, built with buildah and tried, as root; 5 minutes each, and once their builds
 	./scripts/containers $(CASES)
+deb: # a Debian package in dist, for the release whose python3 this machine has; 2 minutes
+	./scripts/release deb
+release: # sdist, wheel, Debian package, SBOM and checksums in dist, of this commit
+	./scripts/release
+installs: # the ways to install, each tried, and a release made twice: 15 minutes
+	.venv/bin/python -m pytest -v -p no:cacheprovider tests/integration/test_install.py tests/integration/test_release.py
 measurements: # hours, on a machine that does nothing else; `scripts/measure.py --list` says what and how long
 	.venv/bin/python scripts/measure.py
 locks:
