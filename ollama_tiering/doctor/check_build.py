@@ -64,7 +64,9 @@ def _python() -> Check:
 
 def _git() -> Check:
     found = shutil.which("git")
-    return ok("git", found) if found else fail("git", "not found", "install git")
+    if found:
+        return ok("git", found)
+    return fail("git", "not found", "install git (Debian, Ubuntu: apt-get install git)")
 
 
 def _compiler() -> Iterator[Check]:

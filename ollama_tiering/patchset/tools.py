@@ -94,14 +94,16 @@ def _compiler(language: str, variable: str, names: Sequence[str]) -> list[str]:
     found = next((name for name in (named[:1] or names) if shutil.which(name)), None)
     if found is None:
         what = f"{language} compiler: {named[0] if named else ', '.join(names)} not found"
-        raise MissingTool(what, hint=f"install one: {_compiler_install()}")
+        why = "what is patched is compiled here"
+        raise MissingTool(f"{what}; {why}", hint=f"install one: {_compiler_install()}")
     return named or [found]
 
 
 def require_make() -> None:
     if not shutil.which("make") and not shutil.which("ninja"):
         raise MissingTool(
-            "neither make nor ninja found", hint=f"install one: {_compiler_install()}"
+            "neither make nor ninja found; CMake builds with one of them",
+            hint=f"install one: {_compiler_install()}",
         )
 
 

@@ -306,7 +306,8 @@ def import_git() -> Any:
     """GitPython is imported late, because it looks for the program `git` at once."""
     if shutil.which("git") is None:
         raise MissingTool(
-            "git: not found", hint="install git (Debian, Ubuntu: apt-get install git)"
+            "git: not found; sources are fetched and kept with it",
+            hint="install git (Debian, Ubuntu: apt-get install git)",
         )
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     forget_git_environment()

@@ -241,15 +241,12 @@ def test_up_runs_out_of_the_wheel_and_builds_with_the_wheels_own_patches(
     assert process.returncode == 0
 
 
-def test_a_command_that_needs_an_extra_says_which(installed: Installed) -> None:
-    has = subprocess.run([installed.python, "-c", "import gguf"], capture_output=True, check=False)
-    if has.returncode == 0:
-        pytest.skip("this environment has the developers' packages")
-    done = installed.run("demo", "--engine", "reference")
-    assert done.returncode == 6
-    assert done.stderr == (
-        "error: a test model needs gguf\nhint: pip install 'ollama-tiering[models]'\n"
-    )
+def test_it_brings_the_packages_that_its_commands_need(installed: Installed) -> None:
+    """The model of a self-test, and the page."""
+    made = installed.run("model", "make", "llama-tiny", "tiny.gguf")
+    assert made.returncode == 0, made.stderr
+    ask = "import ollama_tiering.web.server, ollama_tiering.patchset.llama_server.download"
+    subprocess.run([installed.python, "-c", ask], env=installed.env, check=True)
 
 
 def test_the_library_is_the_one_that_the_wheel_brought(installed: Installed) -> None:

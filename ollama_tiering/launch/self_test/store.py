@@ -39,10 +39,13 @@ class TrialStore:
         gib = str(_BUDGET_BYTES / GIB)
         places = ("--ram-dir", self._tiers[0], "--local", self._tiers[1])
         budgets = ("--ram-gb", gib, "--local-gb", gib)
-        inherited = dict.fromkeys((n for n in os.environ if n.startswith("OLLAMA_KV_")), None)
+        env: dict[str, str | None] = dict.fromkeys(
+            (name for name in os.environ if name.startswith("OLLAMA_KV_")), None
+        )
+        env["XDG_STATE_HOME"] = str(folder / "state")  # what it counts is nothing a person asked
         options = ("--config", settings, *places, *budgets)
         log = folder / "sidecar.log"
-        self._service = BlockService(self.socket, log, options, inherited, leashed=True)
+        self._service = BlockService(self.socket, log, options, env, leashed=True)
 
     def __enter__(self) -> TrialStore:
         self._service.ensure()

@@ -11,6 +11,7 @@ import pytest
 from ollama_tiering.errors import ServiceError
 from ollama_tiering.launch.self_test import store as module
 from ollama_tiering.launch.self_test.store import NotTiered, TrialStore
+from tests.places import short_directory
 
 SERVER: Any = SimpleNamespace(pid=7, tail=lambda: "  cannot connect")
 
@@ -85,3 +86,13 @@ def test_a_block_is_named_by_all_its_copies_when_they_are_made(
         ["01aa.kvb"] * 2,
         ["02bb.kvb"] * 2,
     ]
+
+
+def test_what_a_self_test_asks_is_not_counted_for_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "user"))
+    with short_directory() as folder, TrialStore(folder) as trial:
+        assert trial.socket.is_socket()
+        assert list((folder / "state").rglob("ledger.json*"))
+    assert not (tmp_path / "user").exists()
