@@ -79,7 +79,7 @@ install_venv() { # holds the file lock
 
 needs() { # what `du -sm .venv` and the clock say; measure/first_run.py measures both
     case $1 in
-    requirements.lock) echo "network, up to 90 MB of disk, mostly less than a minute" ;;
+    requirements.lock) echo "network, up to 100 MB of disk, mostly less than a minute" ;;
     *) echo "network, a minute or more" ;;
     esac
 }

@@ -65,8 +65,8 @@ class Box:
         """How the command is run on the machine."""
         return [*command]
 
-    def start(self) -> list[str]:
-        """Returns what it has said when it is ready."""
+    def start(self, *options: str) -> list[str]:
+        """Returns what it has said when it is ready. `options` come after the image's command."""
         root = self.image.root
         devices = [f"touch dev/{name}; mount --bind /dev/{name} dev/{name}" for name in _DEVICES]
         binds = [
@@ -84,7 +84,7 @@ class Box:
             "mount -o remount,bind,ro .; ip link set lo up",
             'exec chroot . /usr/bin/env -i "$@"',
         ]
-        words = [*self.image.environment, *self._as_user(), *self.image.command]
+        words = [*self.image.environment, *self._as_user(), *self.image.command, *options]
         with self.log.open("ab") as sink:
             self._started = subprocess.Popen(
                 self.entering(*_UNSHARE, "bash", "-c", "\n".join(lines), "box", *words),

@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -221,6 +222,19 @@ def test_the_health_check_tells_ollama_and_the_sidecar_apart(box: Boxes) -> None
         server.resume()
     assert hung.returncode == 1
     assert hung.stdout.startswith("Ollama does not answer")
+    assert one.stop(grace_seconds()) == 0
+
+
+def test_the_page_is_for_whoever_has_its_token(box: Boxes) -> None:
+    one = box(user=12345)
+    (line,) = [line for line in one.start("--web", "0.0.0.0:8434") if line.startswith("  page ")]
+    query = line.partition("?")[2]
+    assert query.startswith("token=")
+    url = "http://127.0.0.1:8434/"
+    answers = one.inside(
+        lambda: [httpx.get(url).status_code, httpx.get(f"{url}?{query}").status_code]
+    )
+    assert answers == [401, 200]
     assert one.stop(grace_seconds()) == 0
 
 
