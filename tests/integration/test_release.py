@@ -1,6 +1,7 @@
 """A release of the last commit, made twice, and the ways to install it. `make installs` runs it.
 
 TIERING_INSTALLS=1               without it all of these are skipped: they take a quarter of an hour
+TIERING_INSTALLS=PLACE           a clone in which `scripts/release` has run: nothing is made
 OLLAMA_TIERING_TEST_OLLAMA       an installed Ollama, which is then patched where nothing but g++ is
 OLLAMA_TIERING_TEST_LLAMA_CPP    llama.cpp's source of it (tests/engine_ollama_llama_server)
 """
@@ -66,6 +67,9 @@ def released(place: Path, umask: int) -> Release:
 
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
+    place = Path(os.environ["TIERING_INSTALLS"])
+    if place.is_absolute():
+        return Release(place)
     return released(tmp_path_factory.mktemp("release") / "one", 0o022)
 
 
@@ -165,7 +169,9 @@ def test_a_git_url_is_one_line_too_and_says_its_commit(release: Release, tmp_pat
     line = [release.uv, "tool", "install", "--no-managed-python", f"git+file://{release.clone}"]
     subprocess.run(line, env=os.environ | places, check=True, timeout=900)
     said = subprocess.run([tmp_path / "links/tiering", "--version"], capture_output=True, text=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPO, capture_output=True, text=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=release.clone, capture_output=True, text=True
+    )
     assert f"(commit {commit.stdout[:8]})" in said.stdout
 
 
