@@ -9,7 +9,7 @@ import enum
 from collections.abc import Iterable
 
 from ollama_tiering.store.block.key import BlockKey
-from ollama_tiering.store.books.covering import take_covered
+from ollama_tiering.store.books.covering import note_turn, take_covered
 from ollama_tiering.store.books.lru import Reservation
 from ollama_tiering.store.books.state import Doomed, Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
@@ -103,6 +103,7 @@ def entered(
         level.stats.write_seconds += seconds
         reservation.commit(record.key, stored_bytes)
         parent = record.parent
+        note_turn(state, record)
         record = state.add_copy(record, level, stored_bytes)  # a survey may have been first
         _let_go(state, record.key, parent)
         state.early.pop(record.key, None)

@@ -119,7 +119,7 @@ class StoreState:
         else:
             level.count(known.namespace, stored_bytes - level.lru.stored_bytes(known.key))
         known.add_level(level.index)
-        level.lru.add(known.key, stored_bytes, oldest=oldest, hit=known.hits > 0)
+        level.lru.add(known.key, stored_bytes, oldest=oldest, hit=known.wanted)
         self.index_changed.add(record.key)
         return known
 

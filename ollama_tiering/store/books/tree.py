@@ -46,6 +46,12 @@ class BlockRecord:
     levels: frozenset[int] = NO_LEVELS  # indices of the tiers that hold it
     encoded: dict[int, int] = field(default_factory=dict)  # those that hold it encoded: file bytes
     fingerprint: bytes = b""  # which rows these are; empty where the tokens decide their bits
+    goes_on: bool = False  # the latest turn wrote it, of a conversation that came back before
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is worth more than what was written once."""
+        return self.hits > 0 or self.goes_on
 
     @property
     def rows(self) -> int:
@@ -99,6 +105,7 @@ class BlockTree:
             record.parent = parent.key  # the same bytes, once in memory
         elif record.parent == record.namespace:
             record.parent = record.namespace
+        record.goes_on = self._goes_on(parent)
         self._records[record.key] = record
         self._counts[record.namespace] += 1
         if record.window:
@@ -112,6 +119,20 @@ class BlockTree:
             insort(siblings, record, key=_entry)
         else:
             self._children[record.parent] = sorted((siblings, record), key=_entry)
+
+    def _goes_on(self, parent: BlockRecord | None) -> bool:
+        """Whether what is written after `parent` is the latest turn of a conversation. Each turn
+        finds all that was written before it, so hits count the turns since: ... 2, 1, and what is
+        new. After a beginning that prompts share they fall from many to 1, or to 0 at once.
+
+        Looks at the blocks of one turn, for the first block of the next.
+        """
+        if parent is None or parent.hits > 1:
+            return False
+        if not parent.hits:
+            return parent.goes_on
+        before = (record.hits for record in self.ancestors(parent.parent))
+        return next((hits for hits in before if hits > 1), 0) == 2
 
     def discard(self, key: BlockKey) -> None:
         record = self._records.pop(key, None)

@@ -91,6 +91,8 @@ def load(
             loaded.append((record_of_row(row, known, namespace), known, row.stored_bytes))
             parents[row.key] = row.parent
     depths = depths_of(parents)
+    for record, _, _ in sorted(loaded, key=lambda copy: depths[copy[0].key]):
+        state.tree.add(record)  # parents first: what they know of their children is not stored
     # Leaves first among those used together: they are the first to be evicted.
     loaded.sort(key=lambda copy: (copy[0].last_use, -depths[copy[0].key]))
     changed = set(state.index_changed)
