@@ -1,5 +1,5 @@
-"""Days of prompts, made up after what agents, chats and their user interfaces send: who asks what in
-which order, as token ids. The same each time.
+"""Days of prompts, made up after what agents, chats and their user interfaces send: who asks what
+in which order, as token ids. The same each time.
 
 One token here stands for `REAL_TOKENS` of a model's, so that a block of 64 has four.
 """
@@ -27,7 +27,9 @@ class Ask:
 
 @dataclass(slots=True)
 class Talk:
-    """A conversation that goes on. `thinks`: its answers begin with what later prompts leave out."""
+    """A conversation that goes on. `thinks`: its answers begin with so many real tokens that later
+    prompts leave out.
+    """
 
     words: Words
     prompt: list[int]
@@ -81,7 +83,7 @@ def _chat_in_a_flood(words: Words, thinks: int) -> Iterator[Ask]:
 
 
 def chat_interface(words: Words) -> Iterator[Ask]:
-    """Chats of an interface that asks for a title, tags and what to ask next by calls of its own."""
+    """Chats of an interface that asks for title, tags and what to ask next by calls of its own."""
     system, tasks = words.new(300), [words.new(350) for _ in range(3)]
     for _ in range(40):
         talk = Talk(words, list(system))

@@ -1,4 +1,6 @@
-"""`tiering report`: what each day asked for, where its tokens came from, and what that saved."""
+"""`tiering report`: what each day asked for, where its tokens came from, what that saved, and what
+was written to the disk.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,12 @@ from ollama_tiering import config
 from ollama_tiering.cli import CONTEXT_SETTINGS, NamedPath
 from ollama_tiering.cli.reach import require_there
 from ollama_tiering.cli.report_days import Reported, of_days, of_models, reported, sum_of
-from ollama_tiering.config import count
+from ollama_tiering.config import count, format_size
 from ollama_tiering.protocol.seconds_saved import duration
 
 _HEADINGS: Final = (
     *("day", "requests", "prompt tokens", "in memory", "restored", "computed", "saved"),
+    *("parted", "written"),
 )
 
 
@@ -35,7 +38,8 @@ _HEADINGS: Final = (
 @click.option("--html", type=NamedPath(path_type=Path), help="Write a page with pictures there.")
 @click.option("--socket", type=NamedPath(path_type=Path), help="Unix socket of the sidecar.")
 def report(days: int, model: str, as_json: bool, html: Path | None, socket: Path | None) -> None:
-    """Show what each day asked for, where its tokens came from, and what restoring saved.
+    """Show what each day asked for, where its tokens came from, and what restoring saved; how many
+    prompts parted from what is stored (`tiering why`), and how much was written to the disk.
 
     Each day is a line, then each model. The sidecar keeps these sums for 400 days, in the state
     directory; they hold names of models and numbers, no text. Seconds saved are counted by the
@@ -86,4 +90,6 @@ def _row(what: str, sums: Reported) -> tuple[str, ...]:
     parts = (sums.memory_tokens, sums.restored_tokens, sums.recomputed_tokens)
     shares = (f"{100 * part / sums.prompt_tokens:.0f} %" if part else "-" for part in parts)
     numbers = f"{sums.requests:,}", f"{sums.prompt_tokens:,}"
-    return (what, *numbers, *shares, duration(sums.saved_seconds) if sums.restored_tokens else "-")
+    saved = duration(sums.saved_seconds) if sums.restored_tokens else "-"
+    written = format_size(sums.written_bytes) if sums.written_bytes else "-"
+    return (what, *numbers, *shares, saved, f"{sums.partings:,}" if sums.partings else "-", written)

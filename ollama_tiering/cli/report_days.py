@@ -27,6 +27,8 @@ class Reported:
     recomputed_tokens: int = 0
     restore_seconds: float = 0.0
     saved_seconds: float = 0.0
+    written_bytes: int = 0
+    partings: int = 0
 
 
 _NUMBERS: Final = tuple(field.name for field in fields(Reported))[2:]

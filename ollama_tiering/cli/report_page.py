@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from ollama_tiering.cli.report_days import Reported, of_days, of_models, sum_of
+from ollama_tiering.config import format_size
 from ollama_tiering.protocol.seconds_saved import duration
 
 _WIDTH: Final = 720
@@ -54,7 +55,9 @@ def page(found: Sequence[Reported], days: int) -> str:
     rows = [*of_models(found).items(), ("all", total)]
     table = "".join(map(_row, rows))
     heads = "".join(f"<th>{head}</th>" for head in ("model", "requests", "prompt tokens"))
-    heads += "".join(f"<th>{words}</th>" for _, words, _ in _PARTS) + "<th>saved</th>"
+    heads += "".join(f"<th>{words}</th>" for _, words, _ in _PARTS) + "".join(
+        f"<th>{head}</th>" for head in ("saved", "parted", "written to disk")
+    )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>tiering: {days} days</title><style>{_STYLE}</style></head><body>
@@ -79,7 +82,8 @@ def _row(row: tuple[str, Reported]) -> str:
     name, sums = row
     numbers = [f"{sums.requests:,}", f"{sums.prompt_tokens:,}"]
     numbers += [f"{getattr(sums, part):,}" for part, _, _ in _PARTS]
-    cells = "".join(f"<td>{cell}</td>" for cell in (*numbers, duration(sums.saved_seconds)))
+    numbers += [duration(sums.saved_seconds), f"{sums.partings:,}", format_size(sums.written_bytes)]
+    cells = "".join(f"<td>{cell}</td>" for cell in numbers)
     return f"<tr><td>{html.escape(name)}</td>{cells}</tr>"
 
 

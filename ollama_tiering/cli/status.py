@@ -21,6 +21,7 @@ from ollama_tiering.cli import (
     status_rules,
     status_shortfalls,
     status_use,
+    status_wear,
 )
 from ollama_tiering.cli.reach import memory_of, require_there
 from ollama_tiering.config import MemoryLimit, agreeing, count, format_size
@@ -185,6 +186,7 @@ def document(
         "builds": builds.documents(answer.builds),
         "model_uses": status_use.documents(answer, names),
         "partings": status_partings.document(answer),
+        "wear": status_wear.document(answer),
         "saved_seconds": Saved.of(answer.model_uses).seconds,
         "runners": [
             {
@@ -234,6 +236,7 @@ def lines(path: Path, answer: adm.StatResponse, memory: MemoryLimit | None = Non
             f"{_encoding(tier)}, {path_of(tier.directory)}{_state(tier)}"
         )
         yield from _disk_lines(tier)
+    yield from status_wear.lines(answer)
     if memory:
         yield f"  memory at most {format_size(memory.limit_bytes)} ({memory.group})"
     if answer.queued_demotions:

@@ -22,6 +22,7 @@ from ollama_tiering.sidecar.refusing import abort
 from ollama_tiering.sidecar.reload import Reloaded
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.stat_message import build_pair
+from ollama_tiering.sidecar.wear import Wear
 from ollama_tiering.store.tools.admin import Administration
 from ollama_tiering.store.tools.listing import build_of
 
@@ -42,6 +43,7 @@ class AdministrationService:
     _partings: PartingsOfStore
     _record: AdoptionRecord
     _reload: Callable[[], Reloaded]
+    _wear: Wear
 
     async def List(
         self, request: adm.ListRequest, context: Context
@@ -122,8 +124,12 @@ class AdministrationService:
 
     async def Days(self, request: adm.DaysRequest, context: Context) -> adm.DaysResponse:
         most = min(request.days, MOST_DAYS) or MOST_DAYS
-        days = await self._threaded(lambda: list(self._book.days(most)))
-        return adm.DaysResponse(days=days)
+
+        def booked() -> list[adm.DayOfModel]:
+            self._wear.book()
+            return list(self._book.days(most))
+
+        return adm.DaysResponse(days=await self._threaded(booked))
 
     async def Partings(
         self, request: adm.PartingsRequest, context: Context

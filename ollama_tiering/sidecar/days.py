@@ -1,5 +1,6 @@
-"""Sums of each day, by model: what was asked, where its tokens came from, and the seconds that
-restoring saved. A day is one of this machine's calendar.
+"""Sums of each day, by model: what was asked, where its tokens came from, the seconds that
+restoring saved, what was written to the disk, and how many prompts parted from what is stored. A
+day is one of this machine's calendar.
 
 Seconds saved are counted when they are: by the speed of computing that was measured for the same
 namespace until then. Before any was measured, nothing is counted.
@@ -11,7 +12,7 @@ import datetime
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ class DaySums:
     recomputed_tokens: int = 0
     restore_seconds: float = 0.0
     saved_seconds: float = 0.0  # may be negative
+    written_bytes: int = 0  # to disks of this machine; not what a neighbour or a person copied
+    partings: int = 0  # prompts that had to be computed again though something like them is stored
 
     def add(self, other: DaySums) -> None:
         for name in _NAMES:
@@ -40,6 +43,8 @@ class DaySums:
 
 
 _NAMES: Final = tuple(field.name for field in fields(DaySums))
+_LATER: Final = ("written_bytes", "partings")  # in a table of their own, which older versions skip
+_FIRST: Final = tuple(name for name in _NAMES if name not in _LATER)
 
 
 class Days:
@@ -71,19 +76,30 @@ class Days:
                 for model, sums in models.items()
             ]
 
-    def document(self) -> dict[str, Any]:
-        """For a file; `restore` reads it."""
+    def today(self) -> str:
+        """Its date."""
+        return self._day(0)
+
+    def document(self, *, later: bool = False) -> dict[str, Any]:
+        """For a file; `restore` reads it. `later`: the sums that older versions did not know."""
+        names = _LATER if later else _FIRST
         with self._lock:
             return {
-                date: {m: [getattr(sums, name) for name in _NAMES] for m, sums in models.items()}
+                date: {m: [getattr(sums, name) for name in names] for m, sums in models.items()}
                 for date, models in self._days.items()
             }
 
-    def restore(self, document: Any) -> None:
-        """ValueError if this is not what `document` gave; then nothing was changed."""
+    def restore(self, document: Any, later: Any) -> None:
+        """`later`: what `document` gave with `later`; older versions wrote none, and a newer one
+        may write more in a row, which is passed over. ValueError if this is not what `document`
+        gave; then nothing was changed.
+        """
         try:
             days = {
-                _date(date): {_model(m): _sums(numbers) for m, numbers in models.items()}
+                _date(date): {
+                    _model(m): _sums(numbers, later.get(date, {}).get(m, ()))
+                    for m, numbers in models.items()
+                }
                 for date, models in document.items()
             }
         except (AttributeError, TypeError) as error:
@@ -111,10 +127,11 @@ def _model(name: str) -> str:
     return name
 
 
-def _sums(numbers: list[Any]) -> DaySums:
-    if len(numbers) != len(_NAMES):
-        raise ValueError(f"{numbers!r} are no sums")
-    found = DaySums(*numbers)
+def _sums(first: list[Any], later: Sequence[Any]) -> DaySums:
+    if len(first) != len(_FIRST):
+        raise ValueError(f"{first!r} are no sums")
+    named = [*zip(_FIRST, first, strict=True), *zip(_LATER, later, strict=False)]
+    found = DaySums(**dict(named))
     for name, plain in asdict(DaySums()).items():
         value = getattr(found, name)
         whole = isinstance(plain, int)

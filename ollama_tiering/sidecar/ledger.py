@@ -138,6 +138,12 @@ class Ledger:
             self.changes += 1
         _log(report, entry.model, more)
 
+    def book_today(self, model: str, sums: DaySums) -> None:
+        """What no runner reports. `model` is a file name; empty where it is not known."""
+        self.days.book(file_name(model), sums)
+        with self._lock:
+            self.changes += 1
+
     def entries(self) -> dict[bytes, Entry]:
         """The entries by namespace, the last used one last."""
         with self._lock:
@@ -161,8 +167,9 @@ class Ledger:
                 {"pid": pid, "started": started, "namespace": ns.hex(), **counts.document()}
                 for (pid, started, ns), counts in self._runners.items()
             ]
-        days = self.days.document()
-        return {"version": _VERSION, "models": models, "runners": runners, "days": days}
+        days, more = self.days.document(), self.days.document(later=True)
+        tables = {"models": models, "runners": runners, "days": days, "days_more": more}
+        return {"version": _VERSION, **tables}
 
     def restore(self, document: Any) -> None:
         """ValueError if this is not what `document` gave; then nothing was changed."""
@@ -176,7 +183,8 @@ class Ledger:
             }
         except (TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a ledger: {error!r}") from None
-        self.days.restore(document.get("days", {}))  # an older version wrote none
+        # An older version wrote none of the one, or of the other.
+        self.days.restore(document.get("days", {}), document.get("days_more", {}))
         with self._lock:
             self._entries, self._runners = entries, runners
             self._trim()

@@ -36,7 +36,7 @@ class ModelBook:
         models: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ledger = ledger
+        self.ledger = ledger
         self._reader = ManifestReader(models)
         self._clock = clock
         self._reading = threading.Lock()
@@ -47,7 +47,7 @@ class ModelBook:
         """Returns whether names should be read: this model's name is not known,
         but may be by now.
         """
-        self._ledger.book(report)
+        self.ledger.book(report)
         unnamed = is_blob(report.model) and report.model not in self._names
         return unnamed and not self._read_lately()
 
@@ -57,7 +57,7 @@ class ModelBook:
 
     def shown(self) -> list[tuple[str, Entry]]:
         """Pairs (what to call the model, entry) of all namespaces."""
-        return [(self.shown_name(one.model), one) for one in self._ledger.entries().values()]
+        return [(self.shown_name(one.model), one) for one in self.ledger.entries().values()]
 
     def shown_name(self, model: str) -> str:
         """What to call a model, given its file name."""
@@ -67,12 +67,12 @@ class ModelBook:
         """`loaded` are the namespaces of living runners."""
         return [
             self._message(namespace, one, loaded=namespace in loaded)
-            for namespace, one in self._ledger.entries().items()
+            for namespace, one in self.ledger.entries().items()
         ]
 
     def days(self, most: int) -> Iterator[adm.DayOfModel]:
         """Of the last `most` days, today's last."""
-        for date, model, sums in self._ledger.days.last(most):
+        for date, model, sums in self.ledger.days.last(most):
             numbers: dict[str, Any] = asdict(sums)
             yield adm.DayOfModel(date=date, model=model, name=self.name(model), **numbers)
 
@@ -92,7 +92,7 @@ class ModelBook:
     async def keep_up(self, pool: Executor) -> None:
         """Refreshes the names now and then, until it is cancelled."""
         while True:
-            if self._ledger.entries():
+            if self.ledger.entries():
                 try:
                     await asyncio.get_running_loop().run_in_executor(pool, self.refresh)
                 except Exception:

@@ -27,6 +27,7 @@ from ollama_tiering.sidecar.alive import Alive
 from ollama_tiering.sidecar.calls import CallMetrics
 from ollama_tiering.sidecar.content.contents import Contents
 from ollama_tiering.sidecar.content.record import ContentRecord
+from ollama_tiering.sidecar.days import DaySums
 from ollama_tiering.sidecar.endpoint import Endpoint
 from ollama_tiering.sidecar.engine.account import EngineAccounts
 from ollama_tiering.sidecar.engine.adoption import Adoptions
@@ -54,6 +55,7 @@ from ollama_tiering.sidecar.rule_book import REFRESH_SECONDS, RuleBook
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.service import BlockStoreService
 from ollama_tiering.sidecar.standing import Standing, standing_pages
+from ollama_tiering.sidecar.wear import Wear
 from ollama_tiering.sidecar.wire import RefusedRequests, WireFormat
 from ollama_tiering.store import (
     LeftOver,
@@ -196,7 +198,10 @@ async def _serve(
     standing = Standing(store)
     pages = {"/metrics": metrics_page(registry), **standing_pages(standing)}
     contents = Contents(ContentRecord(state_dir()))
-    partings = Partings(PartingFinder(store))
+    ledger, wear = uses.ledger, Wear(store, uses.ledger)
+    partings = Partings(
+        PartingFinder(store), count=lambda model: ledger.book_today(model, DaySums(partings=1))
+    )
     times = LookUpTimes(registry)
     adoptions = Adoptions(store, AdoptionRecord(state_dir()), enabled=config.adopt)
     rechecks = Rechecks(state_dir())
@@ -221,7 +226,10 @@ async def _serve(
         for name in ("", *rpc.SERVICES):
             await health_service.set(name, health_pb2.HealthCheckResponse.SERVING)
         watching = _watch_names(book, store, pool)
-        counting = (uses.keep_up(pool), ledger_file.keep(pool), partings.keep_up(pool))
+        counting = (
+            *(uses.keep_up(pool), ledger_file.keep(pool)),
+            *(partings.keep_up(pool), wear.keep_up(pool)),
+        )
         returning = asyncio.create_task(openings.wait_for_one(store, pool))
         returning.add_done_callback(lambda task: stopping.set() if has_ended(task) else None)
         chores = (
@@ -246,6 +254,7 @@ async def _serve(
             task.cancel()
         await health_service.enter_graceful_shutdown()
         await server.stop(_GRACE_SECONDS)
+        wear.book()
         await ledger_file.end(pool)
     await end_tasks()
     return None if openings.told_to_end else reloader.config

@@ -42,6 +42,7 @@ from ollama_tiering.sidecar.refusing import abort
 from ollama_tiering.sidecar.reload import Reloaded
 from ollama_tiering.sidecar.runners import RunnerTable
 from ollama_tiering.sidecar.stat_message import build_pair, rechecked, stat_message
+from ollama_tiering.sidecar.wear import Wear
 from ollama_tiering.store import (
     DIGEST_BYTES,
     TieredStore,
@@ -90,6 +91,7 @@ class BlockStoreService(AdministrationService):
         self._partings = partings or Partings(PartingFinder(store))
         self._record = record or AdoptionRecord()
         self._rechecks = rechecks or Rechecks()
+        self._wear = Wear(store, self._book.ledger)
         self._uses = NamespaceUses(self._admin.describe, pool)
         self._started = int(time.time())
         self._puts = Slots("streams that store", MAX_PUT_STREAMS)
@@ -190,7 +192,8 @@ class BlockStoreService(AdministrationService):
             name = self._book.name
             builds = [build_pair(one, name(one.model)) for one in self._record.all()]
             again = [rechecked(m, name(m), one) for m, one in self._rechecks.sums().items()]
-            return stat_message(report, self._started, runners, uses, models, lost, builds, again)
+            wear = self._wear.message()
+            return stat_message(report, self._started, runners, uses, models, lost, wear, builds, again)
         except Exception as error:
             await abort(context, "Stat", error, self._seldom)
 

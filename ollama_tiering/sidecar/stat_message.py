@@ -21,6 +21,7 @@ def stat_message(
     namespaces: Sequence[adm.NamespaceUse],
     models: Sequence[adm.ModelUse],
     partings: adm.PartingsSum,
+    wear: adm.DiskWear,
     builds: Sequence[adm.BuildPair] = (),
     rechecks: Sequence[adm.Rechecked] = (),
 ) -> adm.StatResponse:
@@ -50,6 +51,7 @@ def stat_message(
         look_up=True,
         put_text=True,
         partings=partings,
+        wear=wear,
         builds=builds,
         rechecked=rechecks,
     )

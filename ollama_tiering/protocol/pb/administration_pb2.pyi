@@ -91,7 +91,14 @@ class StatResponse(_message.Message):
     partings: PartingsSum
     rechecked: _containers.RepeatedCompositeFieldContainer[Rechecked]
     builds: _containers.RepeatedCompositeFieldContainer[BuildPair]
-    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[_block_store_pb2.RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ..., model_terms: _Optional[_Iterable[_Union[ModelTerms, _Mapping[str, object]]]] = ..., model_uses: _Optional[_Iterable[_Union[ModelUse, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceUse, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ..., look_up: _Optional[bool] = ..., put_text: _Optional[bool] = ..., partings: _Optional[_Union[PartingsSum, _Mapping[str, object]]] = ..., rechecked: _Optional[_Iterable[_Union[Rechecked, _Mapping[str, object]]]] = ..., builds: _Optional[_Iterable[_Union[BuildPair, _Mapping[str, object]]]] = ...) -> None: ...
+    wear: DiskWear
+    def __init__(self, version: _Optional[str] = ..., started_unix_seconds: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStat, _Mapping[str, object]]]] = ..., has_calls: _Optional[int] = ..., matched_tokens: _Optional[int] = ..., asked_tokens: _Optional[int] = ..., put_blocks: _Optional[int] = ..., put_bytes: _Optional[int] = ..., get_blocks: _Optional[int] = ..., get_bytes: _Optional[int] = ..., misses: _Optional[_Mapping[str, int]] = ..., open_leases: _Optional[int] = ..., queued_demotions: _Optional[int] = ..., runners: _Optional[_Iterable[_Union[_block_store_pb2.RunnerReport, _Mapping[str, object]]]] = ..., queued_bytes: _Optional[int] = ..., not_written: _Optional[_Mapping[str, int]] = ..., q8_0_namespaces: _Optional[_Iterable[bytes]] = ..., model_terms: _Optional[_Iterable[_Union[ModelTerms, _Mapping[str, object]]]] = ..., model_uses: _Optional[_Iterable[_Union[ModelUse, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[NamespaceUse, _Mapping[str, object]]]] = ..., by_rows: _Optional[bool] = ..., look_up: _Optional[bool] = ..., put_text: _Optional[bool] = ..., partings: _Optional[_Union[PartingsSum, _Mapping[str, object]]] = ..., rechecked: _Optional[_Iterable[_Union[Rechecked, _Mapping[str, object]]]] = ..., builds: _Optional[_Iterable[_Union[BuildPair, _Mapping[str, object]]]] = ..., wear: _Optional[_Union[DiskWear, _Mapping[str, object]]] = ...) -> None: ...
+
+class DiskWear(_message.Message):
+    days: int
+    written_bytes: int
+    requests: int
+    def __init__(self, days: _Optional[int] = ..., written_bytes: _Optional[int] = ..., requests: _Optional[int] = ...) -> None: ...
 
 class Rechecked(_message.Message):
     model: str
@@ -334,7 +341,9 @@ class DayOfModel(_message.Message):
     recomputed_tokens: int
     restore_seconds: float
     saved_seconds: float
-    def __init__(self, date: _Optional[str] = ..., model: _Optional[str] = ..., name: _Optional[str] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., saved_seconds: _Optional[float] = ...) -> None: ...
+    written_bytes: int
+    partings: int
+    def __init__(self, date: _Optional[str] = ..., model: _Optional[str] = ..., name: _Optional[str] = ..., requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., restored_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., saved_seconds: _Optional[float] = ..., written_bytes: _Optional[int] = ..., partings: _Optional[int] = ...) -> None: ...
 
 class DaysResponse(_message.Message):
     days: _containers.RepeatedCompositeFieldContainer[DayOfModel]

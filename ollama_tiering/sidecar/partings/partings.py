@@ -60,8 +60,15 @@ class Lost(NamedTuple):
 class Partings:
     """Thread-safe."""
 
-    def __init__(self, finder: PartingFinder, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        finder: PartingFinder,
+        wall_clock: Callable[[], float] = time.time,
+        count: Callable[[str], None] = lambda model: None,
+    ) -> None:
+        """`count` is called with the model's file name for each that cost something."""
         self._finder = finder
+        self._count = count
         self._wall_clock = wall_clock
         self._ended: deque[_Ended] = deque(maxlen=_MOST_NOTED)
         self._noting = threading.Lock()
@@ -155,7 +162,9 @@ class Partings:
         if ended.shortfall in NOT_THERE:
             if one is not None:
                 self._record.drop(one)
-            self._record.add(KeptParting(_not_there(ended), (b"", b"", b""), ended.computed_tokens))
+            one = KeptParting(_not_there(ended), (b"", b"", b""), ended.computed_tokens)
+            self._record.add(one)
+            self._counted(one)
             return
         if one is None:
             return
@@ -165,6 +174,11 @@ class Partings:
             self._record.drop(one)  # it was not why the prompt was computed
             return
         one.computed_tokens, one.num_ctx = ended.computed_tokens, ended.num_ctx
+        self._counted(one)
+
+    def _counted(self, one: KeptParting) -> None:
+        if one.lost_tokens >= LEAST_LOST:
+            self._count(self.model(one))
 
 
 def _is_of(one: KeptParting, ended: _Ended) -> bool:

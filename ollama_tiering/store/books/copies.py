@@ -173,7 +173,7 @@ def copied(
         state.add_copy(record, target, file.stored_bytes)
         state.count_overhead(target)
         state.worked(target)
-        target.stats.written_bytes += file.stored_bytes
+        target.wrote(record.namespace, file.stored_bytes)
         target.stats.write_seconds += file.write_seconds
         source.stats.read_bytes += file.read_bytes
         source.stats.read_seconds += file.read_seconds

@@ -114,7 +114,7 @@ def entered(
         state.admission.committed(record, level, tail=tail or record.window)
         state.counters.put_blocks += 1
         state.counters.put_bytes += record.file_bytes
-        level.stats.written_bytes += stored_bytes
+        level.wrote(record.namespace, stored_bytes)
         state.worked(level)
         state.count_overhead(level)
         return doomed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,6 +41,8 @@ class Level:
     # the store's lock held.
     making_room: threading.Lock = field(default_factory=threading.Lock)
     held_bytes: dict[NamespaceId, int] = field(default_factory=dict)  # physical, of its blocks
+    # Written to a disk that wears, and not booked to a day yet.
+    unbooked_bytes: Counter[NamespaceId] = field(default_factory=Counter)
 
     def count(self, namespace: NamespaceId, more_bytes: int) -> None:
         """Blocks of the namespace came, or went if negative: whether a file is there decides."""
@@ -48,6 +51,12 @@ class Level:
             self.held_bytes[namespace] = held
         else:
             self.held_bytes.pop(namespace, None)
+
+    def wrote(self, namespace: NamespaceId, stored_bytes: int) -> None:
+        """A block is in its place."""
+        self.stats.written_bytes += stored_bytes
+        if self.tier.wears_disk:
+            self.unbooked_bytes[namespace] += stored_bytes
 
     @property
     def known(self) -> bool:

@@ -17,6 +17,20 @@ from ollama_tiering.store.tiers.contract import TierStats
 from ollama_tiering.store.tiers.daily_writes import DailyWrites
 
 
+def take_written(state: StoreState) -> dict[str, int]:
+    """Bytes written to disks that wear since the last call, by the model's file name, which is
+    empty where it is not known. Takes the lock.
+    """
+    written: dict[str, int] = {}
+    with state.lock:
+        for level in state.levels:
+            for namespace, size in level.unbooked_bytes.items():
+                model = state.terms.model(namespace)
+                written[model] = written.get(model, 0) + size
+            level.unbooked_bytes.clear()
+    return written
+
+
 def report_of(
     state: StoreState, daily: DailyWrites, left_out: Sequence[AbsentTier] = ()
 ) -> StoreReport:

@@ -2,7 +2,7 @@
 
 import { get } from "/api.js";
 import { bars, legend } from "/charts.js";
-import { duration, el, marked, number, share, table } from "/dom.js";
+import { duration, el, marked, number, share, size, table } from "/dom.js";
 
 export async function why(main) {
   const { causes, last_line: last } = await get("why");
@@ -43,6 +43,8 @@ function reportOf({ calendar, days, models, all }) {
     ["Restored", ([, sums]) => share(sums.restored_tokens, sums.prompt_tokens), "right"],
     ["Computed", ([, sums]) => share(sums.recomputed_tokens, sums.prompt_tokens), "right"],
     ["Saved", ([, sums]) => (sums.restored_tokens ? duration(sums.saved_seconds) : "–"), "right"],
+    ["Parted", ([, sums]) => (sums.partings ? number(sums.partings) : "–"), "right"],
+    ["Written", ([, sums]) => (sums.written_bytes ? size(sums.written_bytes) : "–"), "right"],
   ];
   return [
     el("h2", {}, `${duration(all.saved_seconds)} saved`),

@@ -27,7 +27,14 @@ BEFORE = str(TODAY - datetime.timedelta(1))
 
 
 def day(
-    date: str, name: str, memory: int, restored: int, computed: int, saved: float
+    date: str,
+    name: str,
+    memory: int,
+    restored: int,
+    computed: int,
+    saved: float,
+    parted: int = 0,
+    written: int = 0,
 ) -> adm.DayOfModel:
     return adm.DayOfModel(
         date=date,
@@ -39,12 +46,14 @@ def day(
         restored_tokens=restored,
         recomputed_tokens=computed,
         saved_seconds=saved,
+        partings=parted,
+        written_bytes=written,
     )
 
 
 DAYS = [
-    day(BEFORE, "qwen3:8b", 600, 300, 100, 250.0),
-    day(str(TODAY), "qwen3:8b", 0, 0, 1000, 0.0),
+    day(BEFORE, "qwen3:8b", 600, 300, 100, 250.0, 3, 2 << 20),
+    day(str(TODAY), "qwen3:8b", 0, 0, 1000, 0.0, 1, 1 << 20),
     day(str(TODAY), "<llama>", 0, 900, 100, 400.0),
     day(str(TODAY), "", 0, 0, 10, 0.0),
 ]
@@ -57,10 +66,12 @@ def test_a_line_for_each_day_for_all_and_for_each_model_what_saved_most_first() 
     ]
     assert said[1].split() == [
         *(BEFORE, "2", "1,000", "60", "%", "30", "%", "10", "%", "4", "min", "10", "s"),
+        *("3", "2.0", "MiB"),
     ]
     assert "10 min 50 s" in said[3]
     assert said[6].startswith(OTHERS)
-    assert said[6].endswith("-")  # nothing was restored
+    assert said[6].split()[-3:] == ["-", "-", "-"]  # nothing was restored, parted or written
+    assert said[3].split()[-3:] == ["4", "3.0", "MiB"]
 
 
 def test_only_models_with_this_in_their_names_count() -> None:

@@ -315,3 +315,21 @@ def test_what_partings_cost_is_said_in_one_line_if_it_is_worth_one(
     assert [line for line in status.lines(Path("s"), answer) if "again in" in line] == said
     document = status.document(Path("s"), answer)
     assert document["partings"] == {"requests": 3, "lost_tokens": 900, "lost_seconds": seconds}
+
+
+def test_what_is_written_to_the_disk_is_said_by_day_request_and_year() -> None:
+    answer = adm.StatResponse(version="1")
+    assert not [line for line in status.lines(Path("s"), answer) if "TBW" in line]
+    assert status.document(Path("s"), answer)["wear"]["terabytes_a_year"] is None
+    answer.wear.days, answer.wear.written_bytes, answer.wear.requests = 2, 6 * 10**9, 100
+    [line] = [line for line in status.lines(Path("s"), answer) if "TBW" in line]
+    assert line.strip() == (
+        "written to disk 3.0 GB a day, 60.0 MB a request (the last 2 whole days); at this rate "
+        "1.1 TB a year (compare with the TBW in the disk's data sheet)"
+    )
+    wear = status.document(Path("s"), answer)["wear"]
+    assert (wear["bytes_a_day"], wear["bytes_a_request"]) == (3 * 10**9, 6 * 10**7)
+    assert wear["terabytes_a_year"] == 1.095
+    answer.wear.requests = 0
+    [line] = [line for line in status.lines(Path("s"), answer) if "TBW" in line]
+    assert "request" not in line

@@ -96,6 +96,50 @@ def test_a_file_gives_back_what_was_written_and_an_older_one_none() -> None:
     assert not sums(again.days)
 
 
+def test_later_sums_lie_beside_the_rows_that_older_versions_read() -> None:
+    ledger = Ledger(noon())
+    ledger.book(report(3))
+    ledger.book_today("m", DaySums(written_bytes=7, partings=2))
+    document = json.loads(json.dumps(ledger.document()))
+    assert {len(row) for models in document["days"].values() for row in models.values()} == {7}
+    assert document["days_more"]["2026-11-27"]["m"] == [7, 2]
+    again = Ledger(noon())
+    again.restore(document)
+    assert sums(again.days) == sums(ledger.days)
+    assert sums(again.days)["2026-11-27", "m"] == DaySums(written_bytes=7, partings=2)
+
+
+def test_of_an_older_file_they_are_0_and_what_a_newer_one_has_more_is_passed_over() -> None:
+    ledger = Ledger(noon())
+    ledger.book_today("m", DaySums(requests=1, written_bytes=7, partings=2))
+    document = ledger.document()
+    again = Ledger(noon())
+    again.restore({name: table for name, table in document.items() if name != "days_more"})
+    assert sums(again.days)["2026-11-27", "m"] == DaySums(requests=1)
+    again.restore(document | {"days_more": {"2026-11-27": {"m": [7]}}})
+    assert sums(again.days)["2026-11-27", "m"] == DaySums(requests=1, written_bytes=7)
+    again.restore(document | {"days_more": {"2026-11-27": {"m": [7, 2, 9]}}})
+    assert sums(again.days)["2026-11-27", "m"] == DaySums(requests=1, written_bytes=7, partings=2)
+
+
+@pytest.mark.parametrize("more", [[], {"2026-11-27": []}, {"2026-11-27": {"m": [-1, 0]}}, 3])
+def test_what_are_no_later_sums_changes_nothing(more: Any) -> None:
+    ledger = Ledger(noon())
+    ledger.book_today("m", DaySums(requests=1, written_bytes=7))
+    before = ledger.document()
+    with pytest.raises(ValueError, match=r"."):
+        ledger.restore(before | {"days_more": more})
+    assert ledger.document() == before
+
+
+def test_what_no_runner_reports_is_written_to_the_file_too() -> None:
+    ledger = Ledger(noon())
+    before = ledger.changes
+    ledger.book_today("/models/m", DaySums(written_bytes=7))
+    assert ledger.changes > before
+    assert list(sums(ledger.days)) == [("2026-11-27", "m")]
+
+
 @pytest.mark.parametrize(
     "days",
     [

@@ -71,7 +71,8 @@ class Place:
     def __init__(self) -> None:
         self.now = 1000.0
         self.finder = Finder()
-        self.partings = Partings(self.finder, lambda: self.now)  # type: ignore[arg-type]
+        self.counted: list[str] = []  # models
+        self.partings = Partings(self.finder, lambda: self.now, self.counted.append)  # type: ignore[arg-type]
         self._requests = 0
 
     def report(self, reason: int, *, again: bool = False, **last: int) -> None:
@@ -107,6 +108,21 @@ def test_what_became_of_the_request_is_put_to_its_look_up(place: Place) -> None:
     place.report(pb.SHORTFALL_DIFFERS, prompt_tokens=2000, restored_tokens=1500)
     assert place.found() == [(500, 500), (950, 900)]  # no more is lost than was computed
     assert {one.num_ctx for one in place.partings.latest(lambda _: True, 0)} == {4096}
+
+
+def test_each_parting_that_cost_something_is_counted_once_and_no_other(place: Place) -> None:
+    place.finder.notes = [parting(), parting(lost=1, prompt=1100), parting(prompt=1200)]
+    place.partings.digest()
+    assert place.counted == []  # nobody knows yet what became of them
+    place.report(pb.SHORTFALL_DIFFERS)
+    place.report(pb.SHORTFALL_DIFFERS, again=True)
+    place.report(pb.SHORTFALL_DIFFERS, prompt_tokens=1100)
+    place.report(pb.SHORTFALL_GATE, prompt_tokens=1200)
+    place.partings.digest()
+    assert place.counted == ["model"]
+    place.report(pb.SHORTFALL_BLOCKS_GONE)
+    place.partings.digest()
+    assert place.counted == ["model"] * 2
 
 
 def test_a_report_that_says_nothing_new_is_no_other_request(place: Place) -> None:
