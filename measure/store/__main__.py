@@ -8,12 +8,12 @@ import click
 
 from measure.running import main
 from measure.sections import Measured, sections
-from measure.store import looking_up, restoring, scale, storing, weather
+from measure.store import keeping, looking_up, restoring, scale, storing, weather
 from ollama_tiering.config import default_local_dir
 from ollama_tiering.errors import UsageError
 from ollama_tiering.patchset.report import Report
 
-_PARTS = ("restore", "put", "lookup", "scale", "weather")
+_PARTS = ("restore", "put", "lookup", "scale", "weather", "keep")
 
 
 @click.command()
@@ -67,7 +67,8 @@ def store(
 
     Each figure is compared with what this machine can do without the store, measured in between.
     What the benchmark writes lies in directories of its own and is removed at the end. The part
-    `weather` is a remote tier that hangs.
+    `weather` is a remote tier that hangs. The part `keep` replays made-up days of prompts on the
+    books of a store whose tier is full.
     """
     sizes, whole = [mib << 20 for mib in _sizes(block_mb)], mb << 20
     disk = directory or _disk_of_the_local_tier()
@@ -81,6 +82,7 @@ def store(
         "lookup": lambda: looking_up.measure(records, say),
         "scale": lambda: scale.measure(disk, files, soak, say),
         "weather": lambda: weather.measure(disk, say),
+        "keep": lambda: keeping.measure(say),
     }
     return "The store, measured", [measures[part]() for part in parts]
 

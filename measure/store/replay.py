@@ -17,10 +17,12 @@ from ollama_tiering.store.block.key import (
     tokens_to_bytes,
 )
 from ollama_tiering.store.books import copies, entering, reserving, writing_down
-from ollama_tiering.store.books.lru import Reservation
+from ollama_tiering.store.books.lru import ByteLru, Reservation
 from ollama_tiering.store.books.state import Level, StoreState
-from ollama_tiering.store.books.tree import BlockRecord
+from ollama_tiering.store.books.tree import BlockRecord, BlockTree
 from ollama_tiering.store.serving import lookup
+
+__all__ = ["BlockTree", "ByteLru", "Found", "Replay", "entering"]
 
 NS: Final = samples.namespace("replay", block_tokens=BLOCK_TOKENS, layers=1)
 NAMESPACE: Final = NS.digest()
@@ -38,6 +40,10 @@ class Found:
     written: int = 0  # to the disk
 
     @property
+    def live_share(self) -> float:
+        return self.live_matched / self.live_asked if self.live_asked else 0.0
+
+    @property
     def share(self) -> float:
         return self.matched / self.asked if self.asked else 0.0
 
@@ -47,11 +53,13 @@ class Replay:
     slot: a prompt that goes on where the last one ended is asked for only as Ollama would.
     """
 
-    def __init__(self, ram: int, disk: int) -> None:
+    def __init__(self, ram: int, disk: int, lru: type[ByteLru[BlockKey]] = ByteLru) -> None:
         kinds = ((TierKind.RAM, ram), (TierKind.LOCAL, disk))
         tiers = [(MemoryTier(kind), budget // REAL_TOKENS) for kind, budget in kinds if budget]
         self._now = 1000.0
         self.state = StoreState(tiers, clock=lambda: self._now, wall_clock=lambda: self._now)
+        for level in self.state.levels:
+            level.lru = lru(level.lru.budget_bytes)
         self.found = Found()
         self._slot: tuple[int, ...] = ()
         self._before: dict[bool, tuple[int, ...]] = {}

@@ -99,11 +99,11 @@ def agent(words: Words) -> Iterator[Ask]:
     then it asks for a summary, and goes on from that.
     """
     system = words.new(12_000)
-    for _ in range(6):
+    for _ in range(4):
         talk = Talk(words, list(system))
-        for step in range(40):
+        for step in range(30):
             yield talk.turn(words.around(700), words.around(200))
-            if step == 25:
+            if step == 20:
                 yield Ask((*talk.prompt, *words.new(300)), tuple(words.new(1500)))
                 talk = Talk(words, [*system, *words.new(1500)])
 
@@ -121,11 +121,11 @@ def helpers(words: Words) -> Iterator[Ask]:
 
 
 def people(words: Words) -> Iterator[Ask]:
-    """Twelve people, whose chats go on, rest for long and go on again; some are more eager."""
+    """36 people, whose chats go on, rest for long and go on again; some are more eager."""
     system = words.new(800)
     talks = [Talk(words, list(system), thinks=600 * (n % 2)) for n in range(36)]
     weights = [1 / (1 + n) for n in range(len(talks))]
-    for _ in range(500):
+    for _ in range(300):
         (number,) = words.chance.choices(range(len(talks)), weights)
         if len(talks[number].prompt) * REAL_TOKENS > 30_000:
             talks[number] = Talk(words, list(system), talks[number].thinks)
@@ -143,18 +143,18 @@ def documents(words: Words) -> Iterator[Ask]:
 
 
 def loop(words: Words) -> Iterator[Ask]:
-    """Twenty documents of 20,000 tokens, one after the other, again and again."""
-    papers = [words.new(20_000) for _ in range(20)]
+    """Ten documents of 20,000 tokens, one after the other, again and again."""
+    papers = [words.new(20_000) for _ in range(10)]
     for _ in range(4):
         for paper in papers:
             yield Ask((*paper, *words.new(60)), tuple(words.new(200)))
 
 
 def scan(words: Words) -> Iterator[Ask]:
-    """A batch of 1,000 texts with one instruction, in the middle of somebody's chats."""
+    """A batch of 500 texts with one instruction, in the middle of somebody's chats."""
     instruction, system = words.new(1200), words.new(600)
     talks = [Talk(words, list(system)) for _ in range(5)]
-    for number in range(1000):
+    for number in range(500):
         if number % 20 == 0:
             yield words.chance.choice(talks).turn(words.around(300), words.around(600))
         yield Ask((*instruction, *words.new(words.around(800))), tuple(words.new(200)))

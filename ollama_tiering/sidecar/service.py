@@ -192,8 +192,8 @@ class BlockStoreService(AdministrationService):
             name = self._book.name
             builds = [build_pair(one, name(one.model)) for one in self._record.all()]
             again = [rechecked(m, name(m), one) for m, one in self._rechecks.sums().items()]
-            wear = self._wear.message()
-            return stat_message(report, self._started, runners, uses, models, lost, wear, builds, again)
+            more = self._wear.message(), builds, again
+            return stat_message(report, self._started, runners, uses, models, lost, *more)
         except Exception as error:
             await abort(context, "Stat", error, self._seldom)
 
