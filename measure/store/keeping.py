@@ -105,6 +105,7 @@ def measure(say: Callable[[str], None]) -> Section:
             say(f"{name}, a tier of {tier:,} tokens")
             now, *others = (replayed(asks, tier, rules) for rules in (_NOW, *_OTHERS))
             ratios.append(_ratio(f"{name}, {tier:,} tokens", now, others))
+            say(f"  {ratios[-1].measured}; {ratios[-1].against}")
     notes = [
         "Measured: prompt tokens that the store had, of those asked for. Live: of what the watched "
         "conversation had stored before, how much was found. Ratio: now ÷ SLRU alone.",
