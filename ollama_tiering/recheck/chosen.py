@@ -27,7 +27,7 @@ class StoredText:
 def gives_one_answer(listing: Listing, namespace: bytes) -> bool:
     """Whether the engine says that the tokens alone decide the bits of its rows."""
     extra = dict(listing.descriptions.get(NamespaceId(namespace), ())).get("extra", "")
-    return "one_answer=yes" in extra.split(";")
+    return any(part.startswith("one_answer=") for part in extra.split(";"))
 
 
 def latest(listing: Listing, namespace: bytes, most: int) -> list[ChainLine]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Final
 
+from ollama_tiering.sidecar.engine.adoption import Decided
 from ollama_tiering.store import TieredStore, can_be_opened
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ class Openings:
     def __init__(self) -> None:
         self.told_to_end = False
         self.reload_wanted = asyncio.Event()
+        self.decided: Decided = {}  # which builds' blocks an engine's process reads
         self._missing = 0
         self._waits = _waits()
 

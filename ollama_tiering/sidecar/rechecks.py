@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 FILE_NAME: Final = "rechecks.json"
 _MOST_MODELS: Final = 256
 _MOST_DIFFERENCES: Final = 32
+_MOST_CONDEMNED: Final = 4096
 _MAX_BYTES: Final = 1 << 20
 _MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
@@ -59,6 +60,7 @@ class Rechecks:
         self._lock = threading.Lock()
         self._models: dict[str, RecheckSum] = {}
         self._differences: deque[RowsDiffer] = deque(maxlen=_MOST_DIFFERENCES)
+        self._condemned: dict[bytes, None] = {}  # the last ones are the last
         self._load()
 
     def sums(self) -> dict[str, RecheckSum]:
@@ -70,6 +72,18 @@ class Rechecks:
         """The latest are the last."""
         with self._lock:
             return list(self._differences)
+
+    def is_condemned(self, key: bytes) -> bool:
+        """Whether a block was computed again with other bits: it is neither used nor stored again,
+        whoever still has it. Takes no lock.
+        """
+        return key in self._condemned
+
+    def condemn(self, keys: Iterable[bytes]) -> None:
+        with self._lock:
+            self._condemned.update(dict.fromkeys(keys))
+            while len(self._condemned) > _MOST_CONDEMNED:
+                del self._condemned[next(iter(self._condemned))]
 
     def alike(self, model: str, blocks: int) -> None:
         with self._lock:
@@ -99,6 +113,7 @@ class Rechecks:
                 "version": 1,
                 "models": {model: asdict(one) for model, one in self._models.items()},
                 "differences": [asdict(one) for one in self._differences],
+                "condemned": [key.hex() for key in self._condemned],
             }
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -123,6 +138,7 @@ class Rechecks:
                 raise ValueError(f"version {document['version']} is not known")
             models = {str(model): _sum(entry) for model, entry in document["models"].items()}
             differences = [_difference(entry) for entry in document["differences"]]
+            condemned = [bytes.fromhex(key) for key in document["condemned"]]
         except FileNotFoundError:
             return
         except (OSError, *_MALFORMED) as error:
@@ -130,6 +146,7 @@ class Rechecks:
             return
         self._models = dict(list(models.items())[-_MOST_MODELS:])
         self._differences.extend(differences)
+        self.condemn(condemned)
 
 
 def _sum(entry: dict[str, Any]) -> RecheckSum:

@@ -31,7 +31,7 @@ FIELDS = {"model": "sha256-fake", "engine": "fake/1+0", "flash_attention": "on"}
 EXACT = {
     "engine": "llama-server/b2+new",
     "attention": "exact 2 (avx2)",
-    "one_answer": "yes",
+    "one_answer": "1",
 }
 Tokens = Sequence[int] | np.ndarray
 

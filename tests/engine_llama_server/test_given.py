@@ -54,7 +54,7 @@ GIVEN: Mapping[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
         (
             ("--rope-freq-base", "9000"),
             ("--rope-freq-base", "9001", "--rope-freq-scale", "0.5"),
-            ("--rope-freq-base", "9000", "--rope-scaling", "none"),
+            ("--rope-freq-base", "9002", "--rope-scaling", "none"),
         ),
     ),
     "YaRN": (

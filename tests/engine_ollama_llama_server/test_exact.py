@@ -147,7 +147,7 @@ def says_one_answer(
         json.loads((sidecar.local_dir / "v1" / name.hex() / "namespace.json").read_text())
         for name in new
     ]
-    return "one_answer=yes" in description["extra"].split(";")
+    return "one_answer=1" in description["extra"].split(";")
 
 
 def test_only_what_was_tested_is_said_to_have_one_answer(

@@ -25,6 +25,7 @@ FILE_NAME: Final = "adopted.json"
 _MOST: Final = 256  # pairs of builds; the oldest go first
 _MAX_BYTES: Final = 1 << 20
 _NAMESPACE_HEX: Final = 64
+_NAMESPACES: Final = ("mine", "other", "joined")
 _MOST_NAME: Final = 128
 _MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
@@ -41,6 +42,7 @@ class Adoption:
 
     mine: NamespaceId  # of the build that asked
     other: NamespaceId  # of the one that stored before it
+    joined: NamespaceId  # under which the build that asked stores while it reads both
     model: str  # its file name
     engine: str  # the build that asked, as the namespace names it
     other_engine: str
@@ -56,6 +58,7 @@ class AdoptionRecord:
     def __init__(self, directory: Path | None = None) -> None:
         self._path = directory / FILE_NAME if directory is not None else None
         self._lock = threading.Lock()
+        self._writing = threading.Lock()  # the disk may hang: nobody who only asks waits for it
         self._pairs: dict[tuple[NamespaceId, NamespaceId], Adoption] = {}  # the oldest first
         self.readable = True
         self._load()
@@ -64,52 +67,58 @@ class AdoptionRecord:
         with self._lock:
             return list(self._pairs.values())
 
-    def of(self, mine: NamespaceId, other: NamespaceId) -> Adoption | None:
+    def decided(self, mine: NamespaceId, other: NamespaceId) -> bool:
+        """Whether it is, whichever of both asked."""
         with self._lock:
-            return self._pairs.get((mine, other))
+            return (mine, other) in self._pairs or (other, mine) in self._pairs
+
+    def concerns(self, namespace: NamespaceId) -> bool:
+        """Whether this build ever asked."""
+        return any(one.mine == namespace for one in self.all())
+
+    def holding(self) -> list[Adoption]:
+        """Those that hold."""
+        return [one for one in self.all() if one.verdict is BuildVerdict.ADOPTED]
 
     def adopted_by(self, mine: NamespaceId) -> Adoption | None:
-        """The one that holds."""
-        return next((one for one in self._holding() if one.mine == mine), None)
-
-    def adopters(self, other: NamespaceId) -> list[Adoption]:
-        """Those that hold of builds which read and store there."""
-        return [one for one in self._holding() if one.other == other]
+        return next((one for one in self.holding() if one.mine == mine), None)
 
     def note(self, decided: Adoption) -> bool:
         """Whether it is on the disk, too: what is not does not hold. May block."""
-        with self._lock:
-            pairs = {**self._pairs}
+        with self._writing:
+            with self._lock:
+                pairs = {**self._pairs}
             pairs.pop((decided.mine, decided.other), None)
             pairs[decided.mine, decided.other] = decided
             while len(pairs) > _MOST:
-                del pairs[next(iter(pairs))]
+                held = (k for k, one in pairs.items() if one.verdict is BuildVerdict.ADOPTED)
+                del pairs[next(held, next(iter(pairs)))]
             if decided.verdict is not BuildVerdict.ADOPTED:
-                self._pairs = pairs  # nobody reads on with it, whatever the disk does
+                with self._lock:
+                    self._pairs = pairs  # nobody reads on with it, whatever the disk does
             if not self._written(list(pairs.values())):
                 return False
-            self._pairs = pairs
+            with self._lock:
+                self._pairs = pairs
             return True
 
     def revoke(self, model: str) -> list[Adoption]:
         """All adoptions of a model that hold. OSError if they would hold again after a start."""
         revoked = [
             replace(one, verdict=BuildVerdict.REVOKED)
-            for one in self._holding()
+            for one in self.holding()
             if one.model == model
         ]
         if not all([self.note(one) for one in revoked]):
             raise OSError(f"{self._path} cannot be written: revoked until the sidecar ends only")
         return revoked
 
-    def _holding(self) -> list[Adoption]:
-        return [one for one in self.all() if one.verdict is BuildVerdict.ADOPTED]
-
     def _written(self, pairs: Sequence[Adoption]) -> bool:
         if self._path is None:
             return True
         entries = [
-            {**asdict(one), "mine": one.mine.hex(), "other": one.other.hex()} for one in pairs
+            {**asdict(one)} | {name: getattr(one, name).hex() for name in _NAMESPACES}
+            for one in pairs
         ]
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -132,14 +141,16 @@ class AdoptionRecord:
         except (OSError, *_MALFORMED) as error:
             self.readable = False  # it may have a difference in it
             said = "no other build's blocks are read: path=%s reason=%s hint=%s"
-            log.warning(said, self._path, error, "remove the file, and builds are compared anew")
+            log.warning(
+                said, self._path, error, "unload all models, remove the file, start the sidecar"
+            )
             return
         self._pairs = {(one.mine, one.other): one for one in pairs}
 
 
 def _adoption(entry: dict[str, Any]) -> Adoption:
     """ValueError, TypeError, KeyError."""
-    for name in ("mine", "other"):
+    for name in _NAMESPACES:
         if len(entry[name]) != _NAMESPACE_HEX:
             raise ValueError(f"{name} is no namespace")
     for name in ("model", "engine", "other_engine"):
@@ -148,6 +159,7 @@ def _adoption(entry: dict[str, Any]) -> Adoption:
     return Adoption(
         mine=NamespaceId(bytes.fromhex(entry["mine"])),
         other=NamespaceId(bytes.fromhex(entry["other"])),
+        joined=NamespaceId(bytes.fromhex(entry["joined"])),
         model=entry["model"],
         engine=entry["engine"],
         other_engine=entry["other_engine"],

@@ -115,7 +115,6 @@ class Connection:
         self._hello: m.Hello | None = None
         self._proof: Proof | None = None
         self._refused = ""  # why, as it was last said
-        self._identity: Identity | None = None
         self._look_ups: EngineLookUps | None = None
         self._writes: Writes | None = None
         self._account: EngineAccount | None = None
@@ -211,8 +210,6 @@ class Connection:
             self._look_ups.damaged(m.Damaged.unpack(body))
         elif kind == Kind.FINISHED:
             self._engines.accounts.report(self._account.finished(m.EngineFinished.unpack(body)))
-            if self._identity is not None:
-                self._engines.adoptions.watch(self._identity)
         else:
             raise Malformed(f"{kind} is no kind of request")
         return Kind.DONE, b""
@@ -254,11 +251,14 @@ class Connection:
             store, heads, turns = engines.store, engines.heads, engines.turns
             store.learn_model(identity.namespace, identity.model)
             self._account = engines.accounts.account(self._pid, identity, min_tokens)
-            self._identity = identity
-            look_ups = EngineLookUps(store, heads, hello, identity, self._account, min_tokens)
+            look_ups = EngineLookUps(
+                *(store, heads, hello, identity, self._account, min_tokens),
+                engines.rechecks.is_condemned,
+            )
             self._look_ups = look_ups
-            recheck = recheck_of(store, engines.rechecks, identity, hello.gate)
-            self._writes = Writes(store, heads, identity, self._account, turns, recheck)
+            recheck = recheck_of(store, engines.rechecks, engines.adoptions, identity, hello.gate)
+            given = (identity, self._account, turns, recheck, engines.rechecks.is_condemned)
+            self._writes = Writes(store, heads, *given)
         if self._account is not None and self._refused:
             engines.accounts.report(self._account.report())
         self._refused = ""

@@ -94,7 +94,7 @@ class HeadReader:
         header, payload_offset = _header(block)
         place = payload_offset, block.file_bytes
         meta = None if self._layouts.passes(header, *place) else check_header(header, *place)
-        if (header.namespace, header.key) != (self._identity.namespace, block.key):
+        if (header.namespace, header.key) != (block.namespace, block.key):
             raise CorruptBlock("the file holds another block")
         used = 0
         if meta is not None and meta.cells:

@@ -41,7 +41,7 @@ _DTYPE: Final = re.compile(r"[a-z0-9_]{1,16}")
 _OWN_FIELDS: Final = ("model", "engine", "adapters", "flash_attention")
 # Rows are stored as they are: what rounds them, who says which states, and what is in files is not
 # the engine's to say.
-_NOT_OFFERED: Final = ("kv", "states", "content")
+_NOT_OFFERED: Final = ("kv", "states", "content", "adopts")
 _SALT: Final = "salt"
 _SALT_PREFIX: Final = b"kvt-salt-1\x00"  # as in kvtier/config.go
 _PLAIN: Final = str.maketrans(";=", "_:")  # no value can look like another part
@@ -63,6 +63,7 @@ class Identity:
     engine: str
     caches: str  # in words, for people
     cpu_attention: str  # that is exact; empty of stock's
+    also: tuple[NamespaceId, ...] = ()  # whose blocks it may read, too (adoption.py)
 
 
 def identity_of(hello: Hello, content: str = "") -> Identity:

@@ -34,6 +34,7 @@ from ollama_tiering.store import (
     LeasedBlock,
     Leasing,
     MatchedBlock,
+    NamespaceId,
     TieredStore,
     TierKind,
 )
@@ -62,6 +63,7 @@ class _Wanted(NamedTuple):  # made by the hundred, as File is
 class _OpenLease:
     wanted: Sequence[_Wanted]
     leasing: Leasing
+    namespace: NamespaceId
     have: int
     answer: Matched  # as long as all files are there
     keys: tuple[BlockKey, ...] = ()  # of the files that were named
@@ -80,8 +82,11 @@ class EngineLookUps:
         identity: Identity,
         account: EngineAccount,
         min_tokens: int,
+        condemned: Callable[[bytes], bool] = lambda _: False,
     ) -> None:
         self._store = store
+        self._condemned = condemned  # whether a block of this key is never to be used
+        self._namespace = identity.namespace  # where the look-up found most
         self._heads = heads
         self._identity = identity
         self._reader = HeadReader(identity)
@@ -149,14 +154,24 @@ class EngineLookUps:
     def _history(self, request: EngineMatch, most: int) -> History:
         held = request.have // BLOCK_TOKENS
         extras = [BlockExtra(extra.position, extra.digest) for extra in request.extras]
-        sought = Sought(
-            *(self._identity.namespace, request.tokens, BLOCK_TOKENS, most),
-            *(request.have, self._min_tokens, extras),
-            fingerprints=request.fingerprints if len(request.fingerprints) == held else (),
-        )
-        history = find(self._store, sought)
-        self._use = history.use
-        return history
+        best: History | None = None
+        for namespace in (self._identity.namespace, *self._identity.also):
+            sought = Sought(
+                *(namespace, request.tokens, BLOCK_TOKENS, most),
+                *(request.have, self._min_tokens, extras),
+                fingerprints=request.fingerprints if len(request.fingerprints) == held else (),
+            )
+            found = self._without_condemned(find(self._store, sought))
+            if best is None or _rows(found) > _rows(best):
+                best, self._namespace = found, namespace
+        assert best is not None
+        self._use = best.use
+        return best
+
+    def _without_condemned(self, found: History) -> History:
+        keys = (index for index, one in enumerate(found.blocks) if self._condemned(one.key))
+        end = next(keys, len(found.blocks))
+        return found._replace(blocks=found.blocks[:end], held=min(found.held, end))
 
     def _resumable(
         self, tokens: bytes, found: Sequence[MatchedBlock], above: int, most: int
@@ -211,7 +226,7 @@ class EngineLookUps:
             raise InvalidBlock("no such file")
         key = lease.keys[report.file]
         self._heads.forget(key)
-        self._store.report_corrupt(self._identity.namespace, key)
+        self._store.report_corrupt(lease.namespace, key)
 
     def close(self) -> None:
         for lease_id in list(self._leases):
@@ -221,8 +236,9 @@ class EngineLookUps:
         if len(self._leases) >= MAX_LEASES:
             raise NoRoom(f"{MAX_LEASES} leases of this connection are open already")
         keys = [one.key for one in wanted]
-        leasing = self._store.begin_lease(self._identity.namespace, keys)
-        lease = _OpenLease(wanted, leasing, have, replace(answer, lease_id=leasing.lease_id))
+        leasing = self._store.begin_lease(self._namespace, keys)
+        named = replace(answer, lease_id=leasing.lease_id)
+        lease = _OpenLease(wanted, leasing, self._namespace, have, named)
         self._leases[leasing.lease_id] = lease
         ready = [one for one in leasing.blocks if isinstance(one, LeasedBlock)]
         heads = self._heads.get_all([block.key for block in ready])
@@ -264,12 +280,16 @@ class EngineLookUps:
         try:
             head = self._reader.read(block)
         except CorruptBlock:
-            self._store.report_corrupt(self._identity.namespace, block.key)
+            self._store.report_corrupt(block.namespace, block.key)
             return None, pb.SHORTFALL_DAMAGED
         except (UnsupportedFormat, OSError):
             return None, pb.SHORTFALL_UNREADABLE
         self._heads.put(block.key, head)
         return head, pb.SHORTFALL_BLOCKS_GONE
+
+
+def _rows(found: History) -> int:
+    return sum(block.rows for block in found.blocks)
 
 
 def _at_hand(blocks: Sequence[LeasedBlock], heads: Sequence[Head | None]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -63,6 +63,7 @@ class Writes:
         account: EngineAccount,
         turns: Turns,
         recheck: Recheck | None = None,
+        condemned: Callable[[bytes], bool] = lambda _: False,
     ) -> None:
         self._store = store
         self._turns = turns
@@ -70,6 +71,7 @@ class Writes:
         self._identity = identity
         self._account = account
         self._recheck = recheck
+        self._condemned = condemned  # whether a block of this key is never to be stored again
         self._chains = Chains(identity.namespace, BLOCK_TOKENS)
         self._session: WriteSession | None = None
         self._filling: FileFilling[_Part] = FileFilling(
@@ -163,6 +165,7 @@ class Writes:
         # A longer block has all tokens of the tail, but perhaps other rows: it takes the tail's
         # place, and nothing that was made with the tail's rows hangs on it.
         end = whole if covered else len(keys)
+        end = next((at for at, key in enumerate(keys[:end]) if self._condemned(key)), end)
         blocks = self._turns.taken(
             (self._block(keys, index, request, extras) for index in range(len(held), end)),
             PIECE_PLANS,

@@ -8,6 +8,7 @@ blocks.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -20,19 +21,15 @@ _PIECE_BLOCKS: Final = 256  # in one hold of the lock
 
 
 class SameRows(NamedTuple):
-    """`blocks` have the same tokens and the same rows in both; the last token of one of them is at
-    `deepest_tokens`. `differ`: a block of the same tokens has other rows; counting ended there.
+    """`blocks`, with `tokens`, have the same tokens and the same rows in both; the last token of
+    one of them is at `deepest_tokens`. `differ`: a block of the same tokens has other rows;
+    counting ended there.
     """
 
     blocks: int
+    tokens: int
     deepest_tokens: int
     differ: bool
-
-
-class _Pair(NamedTuple):
-    mine: bytes
-    other: bytes
-    tokens: int  # before the blocks that follow
 
 
 def larger(
@@ -47,25 +44,32 @@ def larger(
 
 
 def same_rows(state: StoreState, mine: NamespaceId, other: NamespaceId) -> SameRows:
-    """Compares every text that both have, from its start, as far as both have it. What an image or
-    anything else but tokens stands in is left out, with all that follows.
+    """Compares the texts that both have, from their start, as far as both have them, MOST_BLOCKS at
+    most. What an image or anything else but tokens stands in is left out, with all that follows.
     """
-    blocks = deepest = 0
-    pairs = [_Pair(mine, other, 0)]
+    blocks = tokens = deepest = 0
+    pairs: list[tuple[bytes, bytes, int]] = [
+        (mine, other, 0)
+    ]  # the keys that blocks follow, and the tokens before these
     while pairs and blocks < MOST_BLOCKS:
-        with state.lock:
-            for _ in range(min(_PIECE_BLOCKS, len(pairs))):
-                pair = pairs.pop()
-                for record in state.tree.children(pair.mine):
-                    theirs = _comparable(state, record, mine, pair.other, other)
-                    if not theirs:
-                        continue
-                    if any(one.fingerprint != record.fingerprint for one in theirs):
-                        return SameRows(blocks, deepest, differ=True)
-                    end = pair.tokens + record.rows
-                    blocks, deepest = blocks + 1, max(deepest, end)
-                    pairs.append(_Pair(record.key, theirs[0].key, end))
-    return SameRows(blocks, deepest, differ=False)
+        parent, their_parent, before = pairs.pop()
+        for start in itertools.count(0, _PIECE_BLOCKS):
+            with state.lock:
+                piece = state.tree.children(parent)[start : start + _PIECE_BLOCKS]
+                both = [
+                    (record, theirs)
+                    for record in piece
+                    if (theirs := _comparable(state, record, mine, their_parent, other))
+                ]
+            for record, theirs in both:
+                if any(one.fingerprint != record.fingerprint for one in theirs):
+                    return SameRows(blocks, tokens, deepest, differ=True)
+                end = before + record.rows
+                blocks, tokens, deepest = blocks + 1, tokens + record.rows, max(deepest, end)
+                pairs.append((record.key, theirs[0].key, end))
+            if len(piece) < _PIECE_BLOCKS:
+                break
+    return SameRows(blocks, tokens, deepest, differ=False)
 
 
 def _comparable(

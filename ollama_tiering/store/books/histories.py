@@ -123,8 +123,6 @@ def surplus_ends(state: StoreState, parent: bytes, tokens: bytes) -> list[BlockR
     """
     with state.lock:
         same = state.tree.same_tokens(parent, tokens, ())
-        if len(same) > 1:
-            state.watch.with_histories.add(same[0].namespace)
         if len(same) <= MOST_OF_A_TEXT:
             return []
         ends: list[BlockRecord] = []

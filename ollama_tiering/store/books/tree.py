@@ -105,7 +105,7 @@ class BlockTree:
             record.parent = parent.key  # the same bytes, once in memory
         elif record.parent == record.namespace:
             record.parent = record.namespace
-        record.goes_on = self._goes_on(parent)
+        record.goes_on = not record.hits and self._goes_on(parent)  # else a start takes minutes
         self._records[record.key] = record
         self._counts[record.namespace] += 1
         if record.window:
@@ -264,7 +264,9 @@ class BlockTree:
         siblings = self.children(parent)
         plain = tokens[: extras[0].row * TOKEN_BYTES] if extras else tokens
         same: list[BlockRecord] = []
-        for record in siblings[bisect_left(siblings, (plain, False, b""), key=_entry) :]:
+        first = bisect_left(siblings, (plain, False, b""), key=_entry)
+        for index in range(first, len(siblings)):  # a slice would copy thousands
+            record = siblings[index]
             if _prefix(record) != plain:
                 break
             if record.window or record.tokens != tokens:

@@ -50,7 +50,6 @@ class Watch:
         self._short: deque[_Note] = deque()
         self._bytes = 0
         self._evicted: dict[int, Evicted] = {}  # by parent and tokens; the latest is last
-        self.with_histories: set[NamespaceId] = set()  # that have a text with two sets of rows
 
     def asked(
         self,

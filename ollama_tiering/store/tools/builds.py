@@ -9,6 +9,8 @@ from ollama_tiering.store.books.builds import larger, same_rows
 from ollama_tiering.store.tiered import TieredStore
 
 _BUILD = "engine"  # the field of a namespace's description
+_EXTRA = "extra"
+ADOPTS = "adopts"  # the part of it that says what a build reads besides its own
 
 
 class Builds:
@@ -19,7 +21,7 @@ class Builds:
 
     def others(self, namespace: NamespaceId, fields: Fields) -> list[NamespaceId]:
         """Namespaces with more blocks than this one, those with most first, whose description
-        differs from this one's in the build of the same engine alone.
+        differs from this one's in the build of the same engine alone, and in what that reads.
         """
         state = self._state
         model = dict(fields).get("model", "")
@@ -33,10 +35,6 @@ class Builds:
     def same_rows(self, mine: NamespaceId, other: NamespaceId) -> SameRows:
         return same_rows(self._state, mine, other)
 
-    def has_histories(self, namespace: NamespaceId) -> bool:
-        """Whether, since the store was opened, a text got a second set of rows."""
-        return namespace in self._state.watch.with_histories
-
 
 def _same_but_build(theirs: Fields, mine: Fields) -> bool:
     if [name for name, _ in theirs] != [name for name, _ in mine]:
@@ -44,6 +42,12 @@ def _same_but_build(theirs: Fields, mine: Fields) -> bool:
     for (name, their), (_, my) in zip(theirs, mine, strict=True):
         if name == _BUILD and their.partition("/")[0] == my.partition("/")[0]:
             continue
+        if name == _EXTRA:
+            their = without_adopts(their)
         if their != my:
             return False
     return True
+
+
+def without_adopts(extra: str) -> str:
+    return ";".join(part for part in extra.split(";") if not part.startswith(f"{ADOPTS}="))

@@ -103,6 +103,17 @@ def test_where_tokens_do_not_decide_the_bits_nothing_is_said(
     assert sums(daemon) == []
 
 
+def test_a_slot_that_still_has_them_does_not_store_them_again(daemon: SidecarProcess) -> None:
+    store(daemon, TEXT, rows=WRONG)
+    again(daemon, TEXT[: 64 * 7])  # and no further: what follows hangs on nothing
+    assert sums(daemon) == [(6, 1)]
+    for _ in range(2):
+        assert store(daemon, TEXT, rows=WRONG) == 0
+        assert found(daemon) == 64 * 7
+        daemon.stop()
+        daemon.start()
+
+
 def test_an_engine_that_restores_is_not_compared(daemon: SidecarProcess) -> None:
     """Its rows may be those that are stored."""
     store(daemon, TEXT)
@@ -124,7 +135,10 @@ def test_sums_that_cannot_be_read_begin_anew(
     assert "begin anew" in caplog.text
     rechecks.alike("m", 3)
     rechecks.differ("m", "e", b"n", [(b"k", 64)])
+    rechecks.condemn([b"k" * 32])
     rechecks.save()
     kept = Rechecks(tmp_path)
     assert kept.sums() == rechecks.sums()
     assert kept.differences() == rechecks.differences()
+    assert kept.is_condemned(b"k" * 32)
+    assert not kept.is_condemned(b"o" * 32)
