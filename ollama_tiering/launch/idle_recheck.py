@@ -44,6 +44,7 @@ class IdleRecheck:
         self._look = look
         self._clock = clock
         self._requests: dict[int, int] = {}  # of each runner, by process id
+        self._look_ups = 0
         self._asked_at = self._done_at = clock()
         self._child: Child | None = None
 
@@ -53,7 +54,9 @@ class IdleRecheck:
         now = self._clock()
         own = _below(self._child.pid) if self._child is not None else frozenset()
         requests = {one.pid: one.requests for one in answer.runners if one.pid not in own}
-        if any(self._requests.get(pid) != count for pid, count in requests.items()):
+        look_ups, self._look_ups = self._look_ups, answer.has_calls  # a prompt begins with one
+        ended = any(self._requests.get(pid) != count for pid, count in requests.items())
+        if ended or look_ups != answer.has_calls:
             self._asked_at = now
             self.close()
         self._requests = requests

@@ -56,7 +56,7 @@ def recheck(
     choice: Chosen,
     say: Callable[[str], None],
 ) -> Iterator[Rechecked | NotRechecked]:
-    """Of each loaded model whose file name is `wanted`. ServiceError."""
+    """Of each loaded model whose file name is `wanted`. ServiceError without a sidecar."""
     for runner in admin.stat().runners:
         if runner.tiered and wanted(runner.model):
             yield _one(admin, runner, log, choice, say)
@@ -83,20 +83,27 @@ def _one(
     texts = _texts(admin, sampled(chains, choice.sample), choice.most_tokens)
     if not texts:
         return NotRechecked(model, "nothing of it is a whole block of plain tokens")
-    before = _sums(admin, model)
-    with running(twin_of(runner.pid), log) as twin:
-        twin.wait_ready()
-        for text in texts:
-            say(f"{model}: {len(text.tokens):,} tokens of {text.chain.key.hex()[:12]}")
-            twin.compute(text.tokens)
+    before, asked, failure = _sums(admin, model), 0, ""
+    try:
+        with running(twin_of(runner.pid), log) as twin:
+            twin.wait_ready()
+            most = twin.most_tokens() // DEFAULT_BLOCK_TOKENS * DEFAULT_BLOCK_TOKENS
+            for text in texts:
+                tokens = text.tokens[: most or None]
+                say(f"{model}: {len(tokens):,} tokens of {text.chain.key.hex()[:12]}")
+                twin.compute(tokens)
+                asked += len(tokens) // DEFAULT_BLOCK_TOKENS
+    except ServiceError as error:  # what was compared before counts
+        failure = f"{error.message} ({error.hint})"
     blocks, different = (now - then for now, then in zip(_sums(admin, model), before, strict=True))
-    if not blocks and not different:
-        raise ServiceError(
-            f"nothing was compared: the second llama-server of {model} has another name for what "
-            "it computes, or the sidecar was away",
-            hint=f"what it said: {log}; the sidecar's log: tiering logs",
-        )
-    return Rechecked(model, sum(text.blocks for text in texts), blocks, different)
+    if blocks or different:
+        return Rechecked(model, asked, blocks, different)
+    return NotRechecked(
+        model,
+        failure
+        or "nothing was compared: the second llama-server has another name for what it computes, "
+        f"or the sidecar was away (what it said: {log})",
+    )
 
 
 def _texts(admin: SidecarAdministration, chains: list[ChainLine], most: int) -> list[StoredText]:

@@ -28,6 +28,7 @@ class Machine:
     def __init__(self, log: Path, *, every: float = 100.0, idle: float = 10.0) -> None:
         self.now = 0.0
         self.runners: dict[int, int] | None = {7: 1}
+        self.look_ups = 0
         self.begun: list[Child] = []
         self._log = log
         self.again = IdleRecheck(
@@ -46,7 +47,7 @@ class Machine:
             pb.RunnerReport(pid=pid, requests=count, tiered=True)
             for pid, count in self.runners.items()
         ]
-        return adm.StatResponse(runners=runners)
+        return adm.StatResponse(runners=runners, has_calls=self.look_ups)
 
     def at(self, seconds: float) -> int:
         """How many were begun by then."""
@@ -87,6 +88,14 @@ def test_a_request_ends_it_with_all_that_it_started(machine: Machine) -> None:
     psutil.wait_procs(below, 10)
     assert not below[0].is_running()
     assert machine.at(204) == 2
+
+
+def test_a_prompt_ends_it_when_it_begins(machine: Machine) -> None:
+    machine.at(0)
+    assert machine.at(101) == 1
+    machine.look_ups = 1
+    machine.at(103)
+    assert not machine.begun[0].running
 
 
 def test_a_model_that_is_loaded_is_a_request(machine: Machine) -> None:

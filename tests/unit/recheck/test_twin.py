@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from ollama_tiering.config.environment import ENV_ENGINE_SOCKET
 from ollama_tiering.errors import ServiceError
+from ollama_tiering.launch.address import free_address
 from ollama_tiering.recheck import twin as twins
 from ollama_tiering.recheck.twin import Twin, give_way, running, twin_of, without_own
 
@@ -34,6 +39,21 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
+@contextlib.contextmanager
+def sleeping(folder: Path, name: str, env: dict[str, str]) -> Iterator[tuple[int, Path]]:
+    """A program of this name that sleeps."""
+    program = folder / name
+    shutil.copy2(shutil.which("sleep") or "/bin/sleep", program)
+    process = subprocess.Popen([program, "60"], env={**os.environ, **env}, cwd=folder)
+    try:
+        while Path(psutil.Process(process.pid).exe()) != program:
+            time.sleep(0.01)
+        yield process.pid, program
+    finally:
+        process.kill()
+        process.wait()
+
+
 def made(code: str, **options: object) -> Twin:
     given = {"private_bytes": 1 << 20, "env": dict(os.environ), "folder": Path.cwd(), **options}
     return Twin(Path(sys.executable), ("-c", code), **given)  # type: ignore[arg-type]
@@ -46,21 +66,49 @@ def test_who_listens_where_is_left_out_and_all_else_stays() -> None:
 
 
 def test_the_other_process_says_what_it_was_started_with(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import time; time.sleep(60)", "--port", "1", "-c", "77"]
-    env = {**os.environ, "GGML_SOMETHING": "1", "LLAMA_API_KEY": "secret"}
-    other = subprocess.Popen(command, env=env, cwd=tmp_path)
-    try:
-        while psutil.Process(other.pid).cmdline() != command:
-            time.sleep(0.01)
-        found = twin_of(other.pid)
-    finally:
-        other.kill()
-        other.wait()
-    assert found.arguments == ("-c", "import time; time.sleep(60)", "-c", "77")
-    assert (found.program, found.folder) == (Path(sys.executable).resolve(), tmp_path)
+    env = {"LLAMA_API_KEY": "secret", "LLAMA_SERVER_ROUTER_PORT": "1", "GGML_SOMETHING": "1"}
+    with sleeping(tmp_path, "llama-server", {ENV_ENGINE_SOCKET: "s", **env}) as (pid, program):
+        found = twin_of(pid)
+    assert found.arguments == ("60",)
+    assert (found.program, found.folder) == (program, tmp_path)
     assert found.env[twins.GATE] == "recompute"
     assert found.env["GGML_SOMETHING"] == "1"
-    assert "LLAMA_API_KEY" not in found.env
+    assert not found.env.keys() & {"LLAMA_API_KEY", "LLAMA_SERVER_ROUTER_PORT"}
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "said"),
+    [
+        ("sleep", {ENV_ENGINE_SOCKET: "s"}, "is no llama-server"),
+        ("llama-server", {}, "is no llama-server"),
+        ("llama-server", {ENV_ENGINE_SOCKET: "s"}, "was replaced"),
+    ],
+)
+def test_nothing_else_is_ever_started_again(
+    tmp_path: Path, name: str, env: dict[str, str], said: str
+) -> None:
+    with sleeping(tmp_path, name, env) as (pid, program):
+        if said == "was replaced":
+            program.unlink()
+        with pytest.raises(ServiceError, match=said):
+            twin_of(pid)
+
+
+def test_tokens_go_to_nobody_else_who_took_the_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = free_address()
+    monkeypatch.setattr(twins, "free_address", lambda: address)
+    stranger = subprocess.Popen([sys.executable, "-c", SERVER, "--port", str(address.port)])
+    try:
+        with (
+            running(made("import time; time.sleep(60)"), tmp_path / "log") as served,
+            pytest.raises(ServiceError),
+        ):
+            served.wait_ready(2)
+    finally:
+        stranger.kill()
+        stranger.wait()
 
 
 def test_one_that_is_gone_is_an_error_with_a_cure() -> None:
