@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import tarfile
+import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from ollama_tiering.errors import FetchError
 from ollama_tiering.patchset.report import Report
@@ -14,6 +16,9 @@ _HINT: Final = (
     "install git (Debian, Ubuntu: apt-get install git); without network: --llama-source FILE"
 )
 _SECONDS: Final = 60.0  # for an answer, or the next bytes of it
+_MOST_SECONDS: Final = 3600.0  # ... all of it
+_MOST_BYTES: Final = 1 << 30  # thirty times what it has
+_SECURE: Final = "https:"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40,64}")
 
 
@@ -28,8 +33,9 @@ def archive(url: str, to: Path, report: Report) -> str:
             answer = httpx.stream("GET", url, follow_redirects=True, timeout=_SECONDS)
             with answer as response, to.open("wb") as sink:
                 response.raise_for_status()
-                for part in response.iter_raw():
-                    sink.write(part)
+                if url.startswith(_SECURE) and response.url.scheme != "https":
+                    raise FetchError(f"{url} leads to {response.url}, not by https", hint=_HINT)
+                _written(response.iter_raw(), sink, url)
         except httpx.HTTPError as error:
             raise FetchError(f"{url}: {str(error).partition(chr(10))[0]}", hint=_HINT) from None
     try:
@@ -40,3 +46,14 @@ def archive(url: str, to: Path, report: Report) -> str:
     if not _COMMIT.fullmatch(commit):
         raise FetchError(f"{url} does not say its commit", hint=_HINT)
     return commit
+
+
+def _written(parts: Iterable[bytes], sink: IO[bytes], url: str) -> None:
+    """FetchError for more than it may take, of bytes or time."""
+    end = time.monotonic() + _MOST_SECONDS
+    left_bytes = _MOST_BYTES
+    for part in parts:
+        left_bytes -= len(part)
+        if left_bytes < 0 or time.monotonic() > end:
+            raise FetchError(f"{url} takes too long, or is too large", hint=_HINT)
+        sink.write(part)

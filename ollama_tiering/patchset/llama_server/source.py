@@ -58,10 +58,10 @@ def obtain(pin: str, named: str | None, to: Path, report: Report) -> LlamaSource
         return LlamaSource(to, "")
     if named is None and shutil.which("git") is None:
         archive = to.with_name(f"{to.name}.tar.gz")
-        commit = download.archive(f"{UPSTREAM}/archive/{pin}.tar.gz", archive, report)
+        download.archive(f"{UPSTREAM}/archive/{pin}.tar.gz", archive, report)
         _unpack(archive, to)
         archive.unlink()
-        return LlamaSource(to, commit)
+        return LlamaSource(to, "")  # the commit that it names is not that of its content
     cache = SourceCache(cache_folder())
     try:
         cache.fetch([pin], named or UPSTREAM, _nothing_pinned(), report)

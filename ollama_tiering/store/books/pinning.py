@@ -74,16 +74,14 @@ def follow(state: StoreState, home: Level, share: float) -> list[Pin]:
         moved = []
         for pin in pins.followed():
             chain = _continued(state.tree, pin)
-            if chain == pin.chain:
+            if chain == pin.chain or chain[-1] in pins:  # another pin keeps all of it
                 continue
-            before = [pin, *filter(None, [pins.discard(chain[-1])])]  # one pin for both
             pins.discard(pin.key)
             after = replace(pin, chain=chain)
             pins.add(after)
             if _chain_bytes(state, home) > limit:
                 pins.discard(after.key)
-                for one in before:
-                    pins.add(one)
+                pins.add(pin)
                 continue
             moved.append(after)
         pins.grown = False

@@ -56,7 +56,8 @@ class PinTable:
         return [pin for pin in self if pin.set_on is not None and pin.key not in self._idle]
 
     def block_came(self, parent: bytes) -> None:
-        self.grown = self.grown or parent in self._awaited
+        # One that follows waits before the chain of another pin, and goes on when that does.
+        self.grown |= parent in self._awaited or bool(self._awaited and parent in self._pins)
 
     def keeps(self, key: BlockKey) -> bool:
         return key in self._keeping or self._windows.get(key) in self._keeping

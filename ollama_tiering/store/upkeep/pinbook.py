@@ -24,6 +24,7 @@ from ollama_tiering.store.upkeep.pin_file import file_of_pins, load_pins, save_p
 
 log = logging.getLogger(__name__)
 
+_MOVES_SECONDS: Final = 60.0  # between two times that pins which moved are written down
 PIN_SHARE: Final = 0.5  # of the budget of the tier that keeps pinned blocks
 
 
@@ -34,6 +35,7 @@ class PinBook:
         self._state = state
         self._share = share
         self._changing = threading.Lock()
+        self._write_moves_at = 0.0  # (clock) not before: a move is found again after a start
         self._elsewhere: list[Path] = []  # taken over, and not written down in the right place yet
 
     @property
@@ -95,7 +97,10 @@ class PinBook:
         once more.
         """
         with self._changing:
-            if pinning.follow(self._state, self.home, self._share):
+            moved = pinning.follow(self._state, self.home, self._share)
+            now = self._state.clock()
+            if moved and now >= self._write_moves_at:  # a long turn moves it with each block
+                self._write_moves_at = now + _MOVES_SECONDS
                 try:
                     self._save(must_fit=False)
                 except OSError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ollama_tiering.errors import FetchError, UnsupportedUpstream, UsageError
-from ollama_tiering.patchset.llama_server import source
+from ollama_tiering.patchset.llama_server import download, source
 from ollama_tiering.patchset.llama_server.hooks import CONTEXT
 from ollama_tiering.patchset.run import run
 from tests.unit.patchset import fake_installed as fake
@@ -78,7 +78,7 @@ def test_without_git_the_archive_of_the_commit_is_taken(
     fakes: Fakes, archives: tuple[Path, str]
 ) -> None:
     found = source.obtain(fake.PIN, None, fakes.root / "out", QUIET)
-    assert found.commit == archives[1]
+    assert found.commit == ""  # what it says of itself: all checks of the self-test are due
     assert (found.folder / CONTEXT).is_file()
     assert [path.name for path in fakes.root.glob("out*")] == ["out"]
     assert source.tag_of("abc1234", None) == ""
@@ -98,6 +98,22 @@ def test_an_archive_that_is_none_or_does_not_say_its_commit(
         archive.add(fakes.source, "llama.cpp-x")
     with pytest.raises(FetchError, match="does not say its commit"):
         source.obtain("b3", None, fakes.root / "out", QUIET)
+
+
+def test_an_archive_that_never_ends_is_given_up(
+    fakes: Fakes, archives: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_MOST_BYTES", 100)
+    with pytest.raises(FetchError, match="too large"):
+        source.obtain(fake.PIN, None, fakes.root / "out", QUIET)
+
+
+def test_an_archive_comes_by_https_alone_if_it_was_asked_for_so(
+    fakes: Fakes, archives: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_SECURE", "http:")
+    with pytest.raises(FetchError, match="not by https"):
+        source.obtain(fake.PIN, None, fakes.root / "out", QUIET)
 
 
 def test_a_tag_of_a_wrong_source_is_not_kept(fakes: Fakes) -> None:
