@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ollama_tiering import extras
 from ollama_tiering.cli import CONTEXT_SETTINGS, NamedPath, systemd_lines
 
 if TYPE_CHECKING:
@@ -156,8 +155,6 @@ def install(
         page=parse_address(web, PAGE_PORT) if web else None,
         without_page=no_web,
     )
-    if web and not root:  # whoever gives another root installs there what is needed
-        extras.need("web")
     manager = Manager(user_mode=user_mode, root=request.root)
     plan, outcome = service.install(request, manager, dry_run=dry_run, now=now)
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -99,3 +100,10 @@ def test_every_extra_is_declared_and_locked(name: str) -> None:
 def test_the_first_install_does_not_have_them(package: str) -> None:
     assert not [need for need in PROJECT["dependencies"] if need.startswith(package)]
     assert f"\n{package}" not in (REPO / "requirements.lock").read_text()
+
+
+def test_every_extra_that_a_command_needs_is_there() -> None:
+    text = "".join(file.read_text() for file in (REPO / "ollama_tiering").rglob("*.py"))
+    named = set(re.findall(r"extras\.(?:need|lacking)\(\"([^\"]*)\"\)", text))
+    assert named
+    assert named <= extras.EXTRAS.keys()
