@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from ollama_tiering.errors import ServiceError, TieringError, UsageError
+from ollama_tiering import config
+from ollama_tiering.errors import BuildError, ServiceError, TieringError, UsageError
 from ollama_tiering.launch.llama_up import make_tree
 from ollama_tiering.launch.unharmed import in_one_line
 from ollama_tiering.patchset.llama_server import built
 from ollama_tiering.patchset.llama_server.built import BuildRequest
-from ollama_tiering.patchset.llama_server.installation import FileState, InstalledOllama
+from ollama_tiering.patchset.llama_server.installation import (
+    FileState,
+    InstalledOllama,
+    OlderOllama,
+)
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
 from ollama_tiering.patchset.report import Report
 
 SETTLED_SECONDS: Final = 10.0  # without a change: an installer unpacks for minutes
 LONGEST_SECONDS: Final = 3600.0  # then nobody updates it any more
+LEAST_FREE_BYTES: Final = 2_000_000_000  # what it takes at most, and as much again
+LEAST_FREE_PART: Final = 10  # of the disk, as the store leaves it free
 _LOOK_SECONDS: Final = 2.0
 _UNTIL: Final = "until no file of Ollama changes any more"
 
@@ -48,6 +57,7 @@ class AfterUpdate:
                 return done
             state = found.state()
             try:
+                _require_room(config.cache_dir())
                 tree = make_tree(found, request, self.report)
             except TieringError as error:
                 if found.state() == state:
@@ -83,6 +93,8 @@ class AfterUpdate:
         """What is installed now, and the error if it stays so."""
         try:
             found = self.find()
+        except OlderOllama:  # no wait makes it another one
+            raise
         except TieringError as error:
             return None, error
         if found is None:
@@ -93,4 +105,17 @@ class AfterUpdate:
         return found, ServiceError(
             f"{found.program} or its libraries change again and again",
             hint="see what writes there; then: tiering patch",
+        )
+
+
+def _require_room(folder: Path) -> None:
+    """BuildError where little is free: nobody looks on, and other services need that disk."""
+    there = next(step for step in (folder, *folder.parents) if step.exists())
+    disk = shutil.disk_usage(there)
+    needed = max(LEAST_FREE_BYTES, disk.total // LEAST_FREE_PART)
+    if disk.free < needed:
+        raise BuildError(
+            f"{folder}: {config.format_size(disk.free)} of its disk are free, and "
+            f"{config.format_size(needed)} must be before a tree is made unattended",
+            hint="free some; or make it by hand: tiering patch",
         )

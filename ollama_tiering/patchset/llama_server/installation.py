@@ -36,6 +36,11 @@ _UNITS: Final = tuple(
 _ANSWER_SECONDS: Final = 60.0
 _NOBODY: Final = {"OLLAMA_HOST": "127.0.0.1:1"}  # else a server that runs is asked, too
 
+
+class OlderOllama(UnsupportedUpstream):
+    """Has no llama-server, and never had: it is older than v0.30."""
+
+
 FileState = list[list[str | int]]
 
 
@@ -261,7 +266,7 @@ def _required(program: Path) -> InstalledOllama:
 
 def _not_whole(program: Path) -> UnsupportedUpstream:
     if _is_older(program):
-        return UnsupportedUpstream(
+        return OlderOllama(
             f"{program} has no {_BELOW / SERVER}: it is older than v0.30",
             hint="versions before v0.30 are built from source: tiering patch --tag TAG",
         )

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ollama_tiering.errors import BuildError, MissingTool, ServiceError, UsageError
+from ollama_tiering.errors import (
+    BuildError,
+    MissingTool,
+    ServiceError,
+    UnsupportedUpstream,
+    UsageError,
+)
 from ollama_tiering.launch import after_update
 from ollama_tiering.launch.after_update import LONGEST_SECONDS, SETTLED_SECONDS, AfterUpdate
+from ollama_tiering.patchset.llama_server import installation
 from ollama_tiering.patchset.llama_server.built import BuildRequest
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
@@ -18,6 +26,7 @@ from tests.unit.patchset import fake_installed as fake
 from tests.unit.systemd import fake_tree
 
 REQUEST = BuildRequest()
+GB = 10**9
 
 
 class World:
@@ -139,6 +148,50 @@ def test_an_ollama_that_stays_away_ends_it_with_its_own_error(world: World) -> N
     with pytest.raises(MissingTool, match="no Ollama"):
         world.tree()
     assert world.now >= LONGEST_SECONDS
+
+
+def test_an_older_ollama_in_its_place_is_not_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No llama-server comes with v0.24, however long one waits."""
+    (world.root / "lib/ollama/llama-server").unlink()
+    fake.script(world.root / "bin/ollama", "#!/bin/sh\necho ollama version is 0.24.0\n")
+    monkeypatch.setattr(world, "find", lambda: installation.find(str(world.root)))
+    with pytest.raises(UnsupportedUpstream, match=r"it is older than v0\.30"):
+        world.tree()
+    assert world.now == 0.0
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "is_made"),
+    [
+        (10 * GB, 2 * GB, True),
+        (10 * GB, 2 * GB - 1, False),
+        (100 * GB, 10 * GB, True),
+        (100 * GB, 10 * GB - 1, False),
+    ],
+)
+def test_a_disk_that_is_nearly_full_is_left_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch, total: int, free: int, is_made: bool
+) -> None:
+    asked = []
+
+    def disk(place: Path) -> SimpleNamespace:
+        asked.append(place)
+        return SimpleNamespace(total=total, free=free)
+
+    cache = world.root / "not/there/yet"
+    monkeypatch.setenv("OLLAMA_TIERING_CACHE", str(cache))
+    monkeypatch.setattr(after_update.shutil, "disk_usage", disk)
+    if is_made:
+        world.tree()
+    else:
+        with pytest.raises(BuildError, match=rf"^{cache}: .* of its disk are free, and ") as caught:
+            world.tree()
+        assert "\n" not in caught.value.message
+        assert caught.value.hint
+    assert asked == [world.root]
+    assert len(world.made) == is_made
 
 
 def test_where_another_engine_is_chosen_nothing_is_waited_for(
