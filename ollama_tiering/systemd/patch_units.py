@@ -8,6 +8,8 @@ looks into that cache (tree_start.py).
 
 from __future__ import annotations
 
+from typing import Final
+
 from ollama_tiering.config.environment import ENV_CACHE
 from ollama_tiering.systemd.tree_start import DUE
 from ollama_tiering.systemd.units import (
@@ -19,6 +21,8 @@ from ollama_tiering.systemd.units import (
     tree_words,
     unit_text,
 )
+
+_LOOK_SECONDS: Final = 600  # whether one is due; every other process comes first
 
 
 def path_unit(tree: TreeService) -> str:
@@ -41,19 +45,24 @@ def maker_unit(service: Service, tree: TreeService) -> str:
     lines = [
         "[Unit]",
         "Description=Patches the installed Ollama after an update",
+        "# Not wanted: stock's server, whose start has this one started, waits for no network.",
         "After=network-online.target",
-        "Wants=network-online.target",
-        "StartLimitIntervalSec=0",
+        "# Every start of the server counts: one that ends again and again has no tree made for it",
+        "# again and again.",
+        "StartLimitIntervalSec=1h",
+        "StartLimitBurst=5",
         "",
         "[Service]",
-        "Type=oneshot",
+        "# Its job ends once it has begun: nobody who waits for jobs waits for a compiler.",
+        "Type=exec",
         f"ExecCondition={python} ollama_tiering.systemd.tree_start {words}",
         f"ExecStart={python} ollama_tiering patch --wait -q -j 1 --ollama {argument(prefix)}",
         *environment(PYTHONPATH=str(service.package_parent), PYTHONUNBUFFERED="1"),
         *environment(**{ENV_CACHE: str(tree.cache)}),
-        "CacheDirectory=ollama-tiering",
+        *environment(**tree.proxies),
+        f"CacheDirectory={tree.cache.name}",
         "CacheDirectoryMode=0700",
-        "TimeoutStartSec=infinity",
+        f"TimeoutStartSec={_LOOK_SECONDS}",
         "SyslogIdentifier=tiering",
         "Nice=19",
         "CPUSchedulingPolicy=idle",

@@ -19,14 +19,15 @@ from typing import Final
 
 import ollama_tiering
 from ollama_tiering import config
+from ollama_tiering.config.environment import ENV_CACHE
 from ollama_tiering.errors import UsageError
 from ollama_tiering.launch.address import Address
 from ollama_tiering.launch.service_unit import DROP_IN
 from ollama_tiering.patchset.llama_server import installation, links
 from ollama_tiering.sidecar.engine import listener
-from ollama_tiering.systemd import access, in_place, server_files, stock
+from ollama_tiering.systemd import access, in_place, server_files, stock, stock_unit
 from ollama_tiering.systemd.drop_in import drop_in
-from ollama_tiering.systemd.manifest import NewFile
+from ollama_tiering.systemd.manifest import Installed, NewFile
 from ollama_tiering.systemd.patch_units import maker_unit, path_unit
 from ollama_tiering.systemd.tree_start import TREE
 from ollama_tiering.systemd.units import (
@@ -41,6 +42,7 @@ from ollama_tiering.systemd.units import (
     TreeService,
     server_unit,
     sidecar_unit,
+    variable_in,
 )
 from ollama_tiering.systemd.web_unit import web_unit
 
@@ -80,8 +82,12 @@ class InstallRequest:
 
     @property
     def cache(self) -> Path:
-        """Where the services' user makes trees after an update."""
-        return _user_cache() if self.user_mode else _SYSTEM_CACHE / DIRECTORY
+        """Where the services' user makes trees after an update, as the installed unit says."""
+        if self.user_mode:
+            return _user_cache()
+        unit = Installed(self.place, self.root).at(self.unit_directory / MAKER_UNIT)
+        text = unit.read_text(encoding="utf-8", errors="replace") if unit.is_file() else ""
+        return Path(variable_in(text, ENV_CACHE) or _SYSTEM_CACHE / DIRECTORY)
 
     @property
     def config_file(self) -> Path:
@@ -139,6 +145,7 @@ def _with_server(
 ) -> tuple[Service, Iterator[NewFile]]:
     """The service with its server, and the server's files."""
     here = account if not request.root else None  # what can be looked at on this machine
+    theirs = stock_unit.read(request.root, request.unit_directory, user_mode=request.user_mode)
     patched = server_files.tree_with(binary)
     if patched is None:
         if here:
@@ -162,7 +169,8 @@ def _with_server(
             engine_socket=_engine_socket(request, service),
             program=ollama.program,
             lib=ollama.lib,
-            cache=Path("%C") / DIRECTORY if request.user_mode else request.cache,
+            cache=_maker_cache(account),
+            proxies=theirs.proxies if theirs else {},
         ),
     )
     assert service.tree is not None
@@ -172,6 +180,13 @@ def _with_server(
     )
     files = server_files.tree_files(tree, ollama, start, tree_folder)
     return service, itertools.chain(makers, files)
+
+
+def _maker_cache(account: pwd.struct_passwd | None) -> Path:
+    """A folder for each user: systemd gives an existing one, and the trees in it, to another."""
+    if account is None:
+        return Path("%C") / DIRECTORY
+    return _SYSTEM_CACHE / f"{DIRECTORY}-{account.pw_uid}"
 
 
 def _engine_socket(request: InstallRequest, service: Service) -> Path:

@@ -215,8 +215,11 @@ def data_left(request: InstallRequest) -> list[Path]:
 
 
 def trees_left(request: InstallRequest) -> list[Path]:
-    """The system's cache of trees that were made after updates, if it is there; a user's own has
+    """The system's caches of trees that were made after updates, each of a user; a user's own has
     more in it.
     """
-    here = Installed(request.place, request.root).at(request.cache)
-    return [request.cache] if not request.user_mode and here.is_dir() else []
+    if request.user_mode:
+        return []
+    place = request.cache.parent
+    here = Installed(request.place, request.root).at(place)
+    return [place / path.name for path in sorted(here.glob(f"{DIRECTORY}*")) if path.is_dir()]

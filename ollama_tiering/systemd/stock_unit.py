@@ -19,6 +19,8 @@ from typing import Final
 from ollama_tiering import config
 from ollama_tiering.launch.service_unit import DROP_IN, UNIT_NAME
 
+_PROXIES: Final = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")  # in both cases
+
 HEAD: Final = "# Written by `tiering systemd install --replace`"
 
 # In the order in which they count.
@@ -72,6 +74,13 @@ class StockUnit:
     def values(self, key: str) -> list[UnitSetting]:
         """Lists those of one that may come often; an empty one takes back those before it."""
         return _since_the_empty_one([setting for setting in self.settings if setting.key == key])
+
+    @property
+    def proxies(self) -> dict[str, str]:
+        """Its variables that name a proxy; without those of a file, which may be secret."""
+        words = [word for one in self.values("Environment") for word in _words(one.value)]
+        found = dict(word.partition("=")[::2] for word in words)
+        return {name: value for name, value in found.items() if name.lower() in _PROXIES}
 
     @property
     def program(self) -> Path | None:

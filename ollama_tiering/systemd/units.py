@@ -8,8 +8,8 @@ NoNewPrivileges, or that close devices, would keep CUDA from loading its modules
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +60,7 @@ class TreeService:
     program: Path  # `stock` without links
     lib: Path
     cache: Path  # of trees that are made after an update
+    proxies: Mapping[str, str] = field(default_factory=dict)  # variables, for the source
 
 
 @dataclass(frozen=True, slots=True)

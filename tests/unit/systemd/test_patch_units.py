@@ -15,7 +15,8 @@ import pytest
 from ollama_tiering.patchset.llama_server import link_tree
 from ollama_tiering.patchset.llama_server.installation import InstalledOllama
 from ollama_tiering.patchset.llama_server.link_tree import LinkTree
-from ollama_tiering.systemd import tree_start
+from ollama_tiering.systemd import service, tree_start
+from ollama_tiering.systemd.plan import InstallRequest
 from ollama_tiering.systemd.units import MAKER_UNIT, PATH_UNIT, WANTED
 from tests.unit.patchset import fake_installed as fake
 from tests.unit.systemd import fake_tree
@@ -34,7 +35,7 @@ def update(world: World) -> InstalledOllama:
 
 def made(world: World, name: str = "v0.33.0-1") -> LinkTree:
     """As the service leaves it in its cache."""
-    return fake_tree.patched(world.root / "var/ollama-tiering", world.installed, name, listed=True)
+    return fake_tree.patched(world.made_after, world.installed, name, listed=True)
 
 
 def condition(world: World) -> list[str]:
@@ -88,7 +89,7 @@ def test_a_tree_of_another_ollama_is_not_taken(world: World) -> None:
     """Its record says which one it is of, and the services' user writes that record."""
     update(world)
     other = fake_tree.installed(world.root / "other")
-    fake_tree.patched(world.root / "var/ollama-tiering", other, listed=True)
+    fake_tree.patched(world.made_after, other, listed=True)
     world.require_stock("was updated or changed since")
 
 
@@ -117,7 +118,7 @@ def test_status_of_another_user_does_not_say_what_it_cannot_see(
 ) -> None:
     update(world)
     made(world)
-    cache = world.root / "var/ollama-tiering"
+    cache = world.made_after
     assert tree_start.why_stock(world.place, None, cache) is None
     monkeypatch.setattr(link_tree, "below", lambda _: [])  # as for a user who may not look
     monkeypatch.setattr(os, "access", lambda path, *_: path != cache)
@@ -160,19 +161,76 @@ def test_it_runs_as_the_services_user_and_after_everything_else(
 ) -> None:
     machine.tiering("install", "--binary", tree.binary, "--run-as", "somebody")
     made = unit(machine, MAKER_UNIT)
-    service = made["Service"]
-    assert service["User"] == "somebody"
-    assert (service["Type"], service["TimeoutStartSec"]) == ("oneshot", "infinity")
+    own = made["Service"]
+    assert own["User"] == "somebody"
     least = {"Nice": "19", "CPUSchedulingPolicy": "idle", "IOSchedulingClass": "idle"}
-    assert {name: service[name] for name in least} == least
-    assert '"OLLAMA_TIERING_CACHE=/var/cache/ollama-tiering"' in made.all("Environment")
-    assert (service["CacheDirectory"], service["CacheDirectoryMode"]) == ("ollama-tiering", "0700")
+    assert {name: own[name] for name in least} == least
+    assert '"OLLAMA_TIERING_CACHE=/var/cache/ollama-tiering-1000"' in made.all("Environment")
+    assert own["CacheDirectory"] == "ollama-tiering-1000"
+    assert own["CacheDirectoryMode"] == "0700"
     assert not made.has_section("Install")  # the server's unit wants it
     for name in (SERVER, SIDECAR):  # what they run, they may not write
         text = machine.at(UNITS / name).read_text()
         assert "ProtectSystem=strict" in text
         assert "CacheDirectory" not in text
         assert not re.search("ReadWritePaths=.*/var/cache", text)
+
+
+def test_nobody_waits_for_it(machine: Machine, tree: LinkTree) -> None:
+    """The start of `ollama.service` starts it: neither for a network that stock's does not wait
+    for, nor for a job that ends with the build.
+    """
+    machine.tiering("install", "--binary", tree.binary)
+    made = unit(machine, MAKER_UNIT)
+    assert made.all("Wants") == made.all("Requires") == []
+    assert made["Service"]["Type"] == "exec"
+    assert int(made["Service"]["TimeoutStartSec"]) <= 600
+    assert "network-online" not in machine.at(UNITS / PATH_UNIT).read_text()
+
+
+def test_what_fails_each_time_is_not_tried_for_ever(machine: Machine, tree: LinkTree) -> None:
+    machine.tiering("install", "--binary", tree.binary)
+    limit = unit(machine, MAKER_UNIT)["Unit"]
+    assert limit["StartLimitIntervalSec"] == "1h"
+    assert 1 < int(limit["StartLimitBurst"]) <= 5
+
+
+def test_it_has_the_proxy_of_ollamas_service(machine: Machine, tree: LinkTree) -> None:
+    """But not of a file that only root may read."""
+    machine.write("/etc/proxy", "ALL_PROXY=http://secret@there", 0o600)
+    machine.write(
+        "/etc/systemd/system/ollama.service.d/override.conf",
+        '[Service]\nEnvironment="HTTPS_PROXY=http://there:3128/%%41" no_proxy=local\n'
+        "Environment=OLLAMA_DEBUG=1\nEnvironmentFile=/etc/proxy\n",
+    )
+    machine.tiering("install", "--binary", tree.binary)
+    made = unit(machine, MAKER_UNIT).all("Environment")
+    assert '"HTTPS_PROXY=http://there:3128/%%41"' in made
+    assert '"no_proxy=local"' in made
+    assert not [line for line in made if "secret" in line or "DEBUG" in line]
+
+
+def test_another_user_takes_no_tree_of_the_one_before(machine: Machine, tree: LinkTree) -> None:
+    """Systemd gives an existing CacheDirectory= to whom the unit names, with all that is in it."""
+    folders = set()
+    for user in ("ollama", "somebody"):
+        machine.tiering("install", "--binary", tree.binary, "--run-as", user)
+        made, server = unit(machine, MAKER_UNIT), unit(machine, SERVER)
+        folder = made["Service"]["CacheDirectory"]
+        assert f'"OLLAMA_TIERING_CACHE=/var/cache/{folder}"' in made.all("Environment")
+        (start,) = server.all("ExecStart")
+        assert f"/var/cache/{folder}" in shlex.split(start)
+        folders.add(folder)
+    assert folders == {"ollama-tiering-998", "ollama-tiering-1000"}
+
+
+@pytest.mark.parametrize("mode", ["shared"], indirect=True)
+def test_status_looks_where_the_service_does(world: World) -> None:
+    update(world)
+    made(world)
+    request = InstallRequest(prefix=world.place)
+    assert request.cache == world.made_after
+    assert service.tree_of(request) == {"why_stock": "", "cure": ""}
 
 
 def test_the_next_start_is_what_it_ends_with(machine: Machine, tree: LinkTree) -> None:
@@ -248,7 +306,9 @@ def test_ours_in_the_place_of_ollamas_has_them_until_restore(
 
 def test_uninstall_names_what_the_service_has_made(machine: Machine, tree: LinkTree) -> None:
     machine.tiering("install", "--binary", tree.binary)
-    made_there = machine.write("/var/cache/ollama-tiering/llama-server/x", "")
+    places = ("/var/cache/ollama-tiering", "/var/cache/ollama-tiering-998")
+    made_there = [machine.write(f"{place}/llama-server/x", "") for place in places]
     said = machine.tiering("uninstall")
-    assert "left         /var/cache/ollama-tiering: made after updates" in said
-    assert made_there.exists()
+    for place in places:
+        assert f"left         {place}: made after updates" in said
+    assert all(file.exists() for file in made_there)

@@ -51,6 +51,12 @@ class World:
         self.python = ""
         self.package = ""
 
+    @property
+    def made_after(self) -> Path:
+        """The cache of what is made after an update."""
+        user = f"-{os.getuid()}" if self.shared else ""
+        return self.root / f"var/ollama-tiering{user}"
+
     def install(self) -> None:
         request = InstallRequest(
             user_mode=not self.shared,
