@@ -42,7 +42,7 @@ distros: # README's commands on fresh Debian systems, as root: make distros CASE
 	./scripts/distros $(CASES)
 containers: # the image of packaging/docker, built with buildah and tried, as root; 5 minutes each, and once their builds
 	./scripts/containers $(CASES)
-deb: # a Debian package in dist, for the release whose python3 this machine has; 2 minutes
+deb: # a Debian package in build/deb, for the release whose python3 this machine has; 2 minutes
 	./scripts/release deb
 release: # sdist, wheel, Debian package, SBOM and checksums in dist, of this commit
 	./scripts/release

@@ -117,3 +117,87 @@ def test_the_tools_of_a_release_are_pinned_with_hashes() -> None:
     lock = (REPO / "packaging/release.lock").read_text()
     for pin in wanted:
         assert f"{pin} \\\n    --hash=sha256:" in lock
+
+
+@pytest.fixture
+def made_up(tmp_path: Path) -> Path:
+    """A checkout whose Python makes the files that it is asked for, of no content."""
+    place = tmp_path / "checkout"
+    files = {
+        "scripts/release": (REPO / "scripts/release").read_text(),
+        "scripts/venv.sh": 'ensure_venv() { python="$repo/python"; }\n',
+        "packaging/release.lock": "",
+        ".gitignore": "/build/\n/dist/\n",
+        "python": "#!/bin/sh\ncase $2 in\n"
+        'hatchling) touch "$5/ollama_tiering-1.tar.gz" "$5/ollama_tiering-1-py3-none-any.whl";;\n'
+        'scripts.deb) touch "$4/ollama-tiering_1_amd64.deb";;\n'
+        'scripts.sbom) touch "$4";;\nesac\n',
+    }
+    for name, text in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+        (place / name).chmod(0o755)
+    tools = place / "build/release-tools"
+    tools.mkdir(parents=True)
+    (tools / "release.lock").touch()
+    git = ("git", "-C", place, "-c", "user.name=x", "-c", "user.email=x@x")
+    for words in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "-m", "x")):
+        subprocess.run([*git, *words], check=True)
+    return place
+
+
+def test_a_release_takes_away_what_is_ours_and_a_package_takes_nothing(made_up: Path) -> None:
+    dist = made_up / "dist"
+    dist.mkdir()
+    for name in ("notes.txt", "ollama_tiering-0.tar.gz", "ollama-tiering_0_amd64.deb"):
+        (dist / name).touch()
+    subprocess.run([made_up / "scripts/release"], check=True, capture_output=True)
+    names = {
+        "ollama_tiering-1.tar.gz",
+        "ollama_tiering-1-py3-none-any.whl",
+        "ollama-tiering_1_amd64.deb",
+        "ollama-tiering_1_amd64.cdx.json",
+    }
+    assert {path.name for path in dist.iterdir()} == {*names, "SHA256SUMS", "notes.txt"}
+    sums = (dist / "SHA256SUMS").read_text()
+    assert {line.split()[1] for line in sums.splitlines()} == names
+    (dist / "ollama-tiering_1_amd64.deb").write_text("released")
+    subprocess.run([made_up / "scripts/release", "deb"], check=True, capture_output=True)
+    assert {path.name for path in dist.iterdir()} == {*names, "SHA256SUMS", "notes.txt"}
+    assert (dist / "ollama-tiering_1_amd64.deb").read_text() == "released"
+    assert (made_up / "build/deb/ollama-tiering_1_amd64.deb").exists()
+
+
+@pytest.mark.parametrize(
+    ("unit", "python", "action", "is_called"),
+    [
+        ("ollama-tiering.service", "/usr/lib/ollama-tiering/bin/python3", "remove", True),
+        ("ollama.service.d/tiering.conf", "/usr/lib/ollama-tiering/bin/python3", "remove", True),
+        ("ollama-tiering.service", "/usr/lib/ollama-tiering/bin/python3", "upgrade", False),
+        ("ollama-tiering.service", "/opt/tiering/.venv/bin/python", "remove", False),
+        ("other.service", "/usr/lib/ollama-tiering/bin/python3", "remove", False),
+    ],
+)
+def test_removing_the_package_stops_only_its_own_services(
+    tmp_path: Path, unit: str, python: str, action: str, is_called: bool
+) -> None:
+    units, command, called = tmp_path / "units", tmp_path / "tiering", tmp_path / "called"
+    file = units / unit
+    file.parent.mkdir(parents=True)
+    file.write_text(f"[Service]\nExecStart={python} -m ollama_tiering sidecar\n")
+    command.write_text(f'#!/bin/sh\necho "$*" > {called}\nexit 1\n')
+    command.chmod(0o755)
+    text = (REPO / "packaging/debian/prerm").read_text()
+    for named, here in (
+        ("/etc/systemd/system/", f"{units}/"),
+        ("/usr/bin/tiering ", f"{command} "),
+    ):
+        assert named in text
+        text = text.replace(named, here)
+    done = subprocess.run(
+        ["sh", "-s", action], input=text, capture_output=True, text=True, check=True
+    )
+    assert called.exists() == is_called
+    if is_called:
+        assert called.read_text() == "systemd uninstall\n"
+    assert ("services of it are left" in done.stderr) == is_called  # this one removed none
