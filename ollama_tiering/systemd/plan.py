@@ -211,8 +211,8 @@ def _service(
         access.require_reachable(
             account,
             *needed,
-            cure="put the checkout where every user may read it (such as /opt), and run "
-            "its scripts/tiering systemd install",
+            cure="install the Debian package, or put a checkout where every user may read it "
+            "(such as /opt) and run its scripts/tiering systemd install",
         )
     beside = Address(port=Address().port + 1) if stock.has_unit(stock_digests) else Address()
     # The sidecar reads the files of models, too; without a word they lie in the server's home.

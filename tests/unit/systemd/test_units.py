@@ -323,8 +323,10 @@ def test_python_that_the_services_user_cannot_reach_is_refused(
     python.write_text("")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    with pytest.raises(UsageError, match="user nobody may not read /"):
+    with pytest.raises(UsageError, match="user nobody may not read /") as caught:
         make_plan(InstallRequest(run_as="nobody"))
+    for cure in ("Debian package", "/opt", "--user"):  # of uv and pipx a home is closed
+        assert cure in str(caught.value.hint)
     assert make_plan(InstallRequest(user_mode=True)).service.python == python
 
 
