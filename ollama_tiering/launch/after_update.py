@@ -26,7 +26,7 @@ from ollama_tiering.patchset.report import Report
 SETTLED_SECONDS: Final = 10.0  # without a change: an installer unpacks for minutes
 LONGEST_SECONDS: Final = 3600.0  # then nobody updates it any more
 LEAST_FREE_BYTES: Final = 2_000_000_000  # chosen: a tree has 40 MB, its making takes more
-LEAST_FREE_PART: Final = 10  # of the disk, as the store leaves it free
+LEAST_FREE_PART: Final = 20  # of the disk: half of what the store leaves free
 _LOOK_SECONDS: Final = 2.0
 _UNTIL: Final = "until no file of Ollama changes any more"
 

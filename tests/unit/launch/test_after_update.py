@@ -167,8 +167,8 @@ def test_an_older_ollama_in_its_place_is_not_waited_for(
     [
         (10 * GB, 2 * GB, True),
         (10 * GB, 2 * GB - 1, False),
-        (100 * GB, 10 * GB, True),
-        (100 * GB, 10 * GB - 1, False),
+        (100 * GB, 5 * GB, True),
+        (100 * GB, 5 * GB - 1, False),
     ],
 )
 def test_a_disk_that_is_nearly_full_is_left_alone(
