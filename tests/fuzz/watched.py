@@ -45,7 +45,13 @@ class WatchedSidecar(SidecarProcess):
         # A new tier's own name is synced in the directory it is in; nothing else there is touched.
         synced = {(e, str(one.parent)) for e in ("open", "opened") for one in own[:2]}
         state = self.root / "state" / APP_NAME
-        names = (FILE_NAME, "stores.json", "contents.json")  # each with its lock, and a new one
+        names = (
+            FILE_NAME,
+            "stores.json",
+            "contents.json",
+            "adopted.json",
+            "rechecks.json",
+        )  # each with its lock, and a new one
         kept = tuple(f"{state}/{dot}{name}" for name in names for dot in ("", "."))
         made = (str(state.parent), str(state))
         return [

@@ -22,6 +22,7 @@ from ollama_tiering.sidecar.engine.turns import Turns
 from ollama_tiering.sidecar.engine.writes import Writes
 from ollama_tiering.sidecar.policy import chains
 from ollama_tiering.sidecar.policy.chains import PIECE_KEYS
+from ollama_tiering.sidecar.rechecks import Rechecks
 from ollama_tiering.store import BlockKey, BlockOffer, Outcome
 from ollama_tiering.store.serving.session import Reserved
 from tests.contract.fake_engine import hello
@@ -185,6 +186,8 @@ def test_a_match_is_answered_as_a_look_up_and_nothing_else_is() -> None:
         heads=None,
         contents=contents,
         turns=shared,
+        adoptions=SimpleNamespace(of=lambda _, identity: identity),
+        rechecks=Rechecks(),
         min_tokens=64,
         lease_seconds=60.0,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,6 +51,7 @@ def test_a_damaged_file_begins_anew_and_is_said_once(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
+    caplog.set_level(logging.WARNING, "ollama_tiering")
     assert requests(keep(tmp_path, report(2))) == 2
     assert [r.getMessage().count("begin anew") for r in caplog.records] == [1]
     caplog.clear()
@@ -126,6 +128,7 @@ def test_weather_is_said_once_a_minute_and_the_next_save_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = LedgerFile(tmp_path / FILE_NAME, ledger := Ledger())
+    caplog.set_level(logging.WARNING, "ollama_tiering")
     ledger.book(report(1))
 
     def full(path: Path, text: str) -> None:
