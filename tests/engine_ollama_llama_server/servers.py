@@ -34,6 +34,7 @@ class Place:
 
     root: Path
     cache: Path
+    settings: str = ""  # more of them, as in the file
 
     @property
     def socket(self) -> Path:
@@ -44,7 +45,7 @@ class Place:
         config.write_text(
             "[sidecar]\ntail_seconds = 0\nmin_tokens = 1\nmin_free_percent = 0\n"
             f'ram_dir = "{self.root}/ram"\nram_budget = "64MiB"\n'
-            f'local_dir = "{self.root}/local"\nlocal_budget = "128MiB"\n'
+            f'local_dir = "{self.root}/local"\nlocal_budget = "128MiB"\n{self.settings}'
         )
         names = ("OLLAMA_", "LLAMA_", "XDG_")
         return {k: v for k, v in os.environ.items() if not k.startswith(names)} | {

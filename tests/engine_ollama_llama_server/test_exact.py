@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -524,6 +525,23 @@ def test_ollama_serves_with_it(
     assert memory.generate(SHAPES[0], START + ENDS[1]) == hit
     (runner,) = memory.runners()
     assert cpu_library(runner.pid) == links.EXACT
+
+
+def test_up_rechecks_while_nobody_asks(
+    installed: Path, exact: Path, place: Place, models: Path
+) -> None:
+    settings = "[server]\nrecheck_hours = 0.001\nidle_minutes = 0.1\n"
+    up = Up(installed, replace(place, settings=settings), models, EXACT)
+    try:
+        up.start()
+        first = up.generate(SHAPES[0], START + ENDS[0])
+        up.wait_stored(10)
+        up.wait(lambda: sum(one.blocks for one in up.stat().rechecked) >= 5, "it is rechecked")
+        assert sum(one.different for one in up.stat().rechecked) == 0
+        again = up.generate(SHAPES[0], START + ENDS[0])
+        assert again == first
+    finally:
+        up.kill()
 
 
 def test_num_batch_and_num_thread_change_no_bit_under_ollama(
