@@ -67,7 +67,7 @@ def same_rows(state: StoreState, mine: NamespaceId, other: NamespaceId) -> SameR
                 end = before + record.rows
                 blocks, tokens, deepest = blocks + 1, tokens + record.rows, max(deepest, end)
                 pairs.append((record.key, theirs[0].key, end))
-            if len(piece) < _PIECE_BLOCKS:
+            if len(piece) < _PIECE_BLOCKS or blocks >= MOST_BLOCKS:
                 break
     return SameRows(blocks, tokens, deepest, differ=False)
 
