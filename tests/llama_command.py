@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import psutil
+
+from ollama_tiering.launch import block_service
 
 REPOSITORY = Path(__file__).parents[1]
 STOP_SECONDS = 60.0
@@ -60,3 +65,8 @@ class LlamaCommand:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 process.wait(STOP_SECONDS)
+        with contextlib.suppress(psutil.Error):  # one that was killed leaves its sidecar
+            left = psutil.Process(block_service.owner(self.socket) or 0)
+            if str(self.socket) in left.cmdline():
+                left.terminate()
+                left.wait(STOP_SECONDS)

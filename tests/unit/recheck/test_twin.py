@@ -46,12 +46,18 @@ def sleeping(folder: Path, name: str, env: dict[str, str]) -> Iterator[tuple[int
     shutil.copy2(shutil.which("sleep") or "/bin/sleep", program)
     process = subprocess.Popen([program, "60"], env={**os.environ, **env}, cwd=folder)
     try:
-        while Path(psutil.Process(process.pid).exe()) != program:
+        while not _is(process.pid, program, env):
             time.sleep(0.01)
         yield process.pid, program
     finally:
         process.kill()
         process.wait()
+
+
+def _is(pid: int, program: Path, env: dict[str, str]) -> bool:
+    """Whether it is that program by now, with its variables."""
+    process = psutil.Process(pid)
+    return Path(process.exe()) == program and env.items() <= process.environ().items()
 
 
 def made(code: str, **options: object) -> Twin:
