@@ -63,7 +63,7 @@ class Identity:
     engine: str
     caches: str  # in words, for people
     cpu_attention: str  # that is exact; empty of stock's
-    also: tuple[NamespaceId, ...] = ()  # whose blocks it may read, too (adoption.py)
+    also: tuple[NamespaceId, ...] = ()  # may be read, too; its own build's first (adoption.py)
 
 
 def identity_of(hello: Hello, content: str = "") -> Identity:

@@ -47,15 +47,16 @@ class Recheck:
         self._known.update(fresh, (one.key for one in other))
         if fresh:
             self._rechecks.alike(identity.model, len(fresh))
-        if other:
+        if not other:
+            return bool(fresh)
+        if namespace not in identity.also[:1]:  # another build's rows, or such among them
+            self._adoptions.differ(identity)
+        if namespace in (identity.namespace, *identity.also[:1]):  # what is stored is not right
             self._rechecks.differ(identity.model, identity.engine, namespace, other)
-            if identity.also:  # another build's, which that computes so
-                self._adoptions.differ(identity)
-            else:
-                self._rechecks.condemn(one.key for one in other)
-                for one in other:
-                    self._again.put_aside(namespace, one.key)
-        return bool(fresh or other)
+            self._rechecks.condemn(one.key for one in other)
+            for one in other:
+                self._again.put_aside(namespace, one.key)
+        return True
 
     def stored(self, keys: Iterable[BlockKey]) -> None:
         self._known.update(keys)

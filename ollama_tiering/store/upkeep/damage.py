@@ -14,7 +14,7 @@ from ollama_tiering.store.books.state import Level, StoreState
 from ollama_tiering.store.books.tree import BlockRecord
 from ollama_tiering.store.errors import CorruptBlock, UnsupportedFormat
 from ollama_tiering.store.tiers.checked import checked_meta
-from ollama_tiering.store.upkeep import judging, unlinking
+from ollama_tiering.store.upkeep import judging, unlinking, unusable
 from ollama_tiering.store.upkeep.judging import Verdict
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,19 @@ def check(state: StoreState, namespace: NamespaceId, key: BlockKey) -> bool:
         return True
     with _held(state, namespace, key) as (record, levels):
         return record is not None and any([_damaged(state, level, record) for level in levels])
+
+
+def put_aside(state: StoreState, namespace: NamespaceId, key: BlockKey) -> None:
+    """Quarantines every copy that can be had, whose bytes are what was stored but not what should
+    have been: no prompt gets what follows it either. An OSError is said and leaves a copy.
+    """
+    with _held(state, namespace, key) as (_, levels):
+        for level in levels:
+            try:
+                unusable.quarantine(state, level, namespace, key)
+            except OSError as error:
+                said = "wrong rows stay: key=%s tier=%s reason=%s"
+                log.error(said, key.hex(), level.tier.kind.label, error.strerror)
 
 
 @contextlib.contextmanager

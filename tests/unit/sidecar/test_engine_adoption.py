@@ -150,9 +150,33 @@ def test_a_recheck_ends_it_and_leaves_the_old_build_what_is_its_own(
 ) -> None:
     assert found(updated, "b2+new") == len(CHAT)
     store(updated, "b2+new", CHAT, rows=4500, gate=GateMode.RECOMPUTE)
+    assert "WRONG ROWS" not in updated.log
     assert [one.verdict for one in pairs(updated)] == ["different"]
     assert found(updated, "b2+new") == len(SYSTEM)
     assert found(updated, "b1+old") == len(CHAT)
+
+
+def test_a_recheck_puts_aside_what_its_own_build_stored_wrong(updated: SidecarProcess) -> None:
+    """Under its own name, while it reads the old one's, too: nothing is wrong with that."""
+    other = [*SYSTEM, *prompt(9000, 200)]
+    store(updated, "b5+more", other, rows=4100)  # nobody else has this text
+    assert found(updated, "b5+more") == len(CHAT)
+    store(updated, "b5+more", other, gate=GateMode.RECOMPUTE)
+    assert updated.said("WRONG ROWS") == 1
+    stat: adm.StatResponse = updated.stat()
+    assert [one.different for one in stat.rechecked] == [1]
+    assert [one.verdict for one in pairs(updated)] == ["adopted"]
+
+
+def test_a_recheck_that_finds_wrong_rows_among_what_both_made_ends_it(
+    updated: SidecarProcess,
+) -> None:
+    assert found(updated, "b2+new") == len(CHAT)
+    other = [*SYSTEM, *prompt(9000, 200)]
+    store(updated, "b2+new", other, rows=4100)  # under the name of both
+    store(updated, "b2+new", other, gate=GateMode.RECOMPUTE)
+    assert updated.said("WRONG ROWS") == 1
+    assert [one.verdict for one in pairs(updated)] == ["different"]
 
 
 def test_a_process_that_lives_on_over_a_restart_of_the_sidecar_cannot_spoil_its_own_name(
