@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ollama_tiering.system.durable_file import bounded_content, replace_file
+from ollama_tiering.system.durable_file import MALFORMED, replace_file, versioned_document
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _MOST_MODELS: Final = 256
 _MOST_DIFFERENCES: Final = 32
 _MOST_CONDEMNED: Final = 4096
 _MAX_BYTES: Final = 1 << 20
-_MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_VERSION: Final = 1
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class Rechecks:
             return
         with self._lock:
             document = {
-                "version": 1,
+                "version": _VERSION,
                 "models": {model: asdict(one) for model, one in self._models.items()},
                 "differences": [asdict(one) for one in self._differences],
                 "condemned": [key.hex() for key in self._condemned],
@@ -133,15 +133,13 @@ class Rechecks:
         if self._path is None:
             return
         try:
-            document = json.loads(bounded_content(self._path, _MAX_BYTES))
-            if document["version"] != 1:
-                raise ValueError(f"version {document['version']} is not known")
+            document = versioned_document(self._path, _MAX_BYTES, _VERSION)
             models = {str(model): _sum(entry) for model, entry in document["models"].items()}
             differences = [_difference(entry) for entry in document["differences"]]
             condemned = [bytes.fromhex(key) for key in document["condemned"]]
         except FileNotFoundError:
             return
-        except (OSError, *_MALFORMED) as error:
+        except (OSError, *MALFORMED) as error:
             log.warning("sums of rechecks begin anew: path=%s reason=%s", self._path, error)
             return
         self._models = dict(list(models.items())[-_MOST_MODELS:])

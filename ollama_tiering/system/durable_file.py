@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import stat
 from pathlib import Path
+from typing import Any, Final
 
 from ollama_tiering.system.files import naming
 from ollama_tiering.system.lacking import sync
+
+# What taking a document of JSON apart may raise, where somebody else has written it.
+MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -42,3 +47,11 @@ def bounded_content(path: Path, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise ValueError("the file is too long")
     return data
+
+
+def versioned_document(path: Path, max_bytes: int, version: int) -> dict[str, Any]:
+    """The JSON object in the file, of this version. OSError, or one of MALFORMED."""
+    document: dict[str, Any] = json.loads(bounded_content(path, max_bytes))
+    if document["version"] != version:
+        raise ValueError(f"version {document['version']} is not known")
+    return document

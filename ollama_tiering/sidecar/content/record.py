@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ollama_tiering.protocol.loaded_file import FileIdentity
-from ollama_tiering.system.durable_file import bounded_content, replace_file
+from ollama_tiering.system.durable_file import MALFORMED, bounded_content, replace_file
 from ollama_tiering.system.quiet_log import QuietLog
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,6 @@ FILE_NAME: Final = "contents.json"
 MOST_FILES: Final = 1024
 _MAX_BYTES: Final = 1 << 20  # several times what so many files take
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
-_MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 class ContentRecord:
@@ -76,7 +75,7 @@ class ContentRecord:
             self._digests = _digests(json.loads(bounded_content(self._path, _MAX_BYTES)))
         except FileNotFoundError:
             return
-        except (OSError, *_MALFORMED) as error:
+        except (OSError, *MALFORMED) as error:
             said = "digests of models are computed anew: path=%s reason=%s"
             log.warning(said, self._path, getattr(error, "strerror", None) or error)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ollama_tiering.store import NamespaceId
-from ollama_tiering.system.durable_file import bounded_content, replace_file
+from ollama_tiering.system.durable_file import MALFORMED, replace_file, versioned_document
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _MAX_BYTES: Final = 1 << 20
 _NAMESPACE_HEX: Final = 64
 _NAMESPACES: Final = ("mine", "other", "joined")
 _MOST_NAME: Final = 128
-_MALFORMED: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_VERSION: Final = 1
 
 
 class BuildVerdict(StrEnum):
@@ -122,7 +122,8 @@ class AdoptionRecord:
         ]
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(self._path, json.dumps({"version": 1, "pairs": entries}, indent=1) + "\n")
+            document = {"version": _VERSION, "pairs": entries}
+            replace_file(self._path, json.dumps(document, indent=1) + "\n")
         except OSError as error:
             log.warning("builds not noted: path=%s reason=%s", self._path, error.strerror)
             return False
@@ -132,13 +133,11 @@ class AdoptionRecord:
         if self._path is None:
             return
         try:
-            document = json.loads(bounded_content(self._path, _MAX_BYTES))
-            if document["version"] != 1:
-                raise ValueError(f"version {document['version']} is not known")
+            document = versioned_document(self._path, _MAX_BYTES, _VERSION)
             pairs = [_adoption(entry) for entry in document["pairs"][-_MOST:]]
         except FileNotFoundError:
             return
-        except (OSError, *_MALFORMED) as error:
+        except (OSError, *MALFORMED) as error:
             self.readable = False  # it may have a difference in it
             said = "no other build's blocks are read: path=%s reason=%s hint=%s"
             log.warning(
