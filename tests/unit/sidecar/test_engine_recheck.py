@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ollama_tiering.client.admin_client import SidecarAdministration
 from ollama_tiering.protocol.engine.messages import GateMode
 from ollama_tiering.protocol.pb import administration_pb2 as adm
 from ollama_tiering.sidecar.rechecks import FILE_NAME, Rechecks
@@ -112,6 +113,18 @@ def test_a_slot_that_still_has_them_does_not_store_them_again(daemon: SidecarPro
         assert found(daemon) == 64 * 7
         daemon.stop()
         daemon.start()
+
+
+def test_a_copy_that_could_not_be_put_aside_is_not_used(daemon: SidecarProcess) -> None:
+    store(daemon, TEXT)
+    with SidecarAdministration(daemon.socket) as admin:
+        (key,) = [one.key for one in admin.listing(blocks=True).blocks if one.tokens == 64 * 7]
+    daemon.stop()
+    rechecks = Rechecks(daemon.root / "state/ollama-tiering")
+    rechecks.condemn([key])
+    rechecks.save()
+    daemon.start()
+    assert found(daemon) == 64 * 6
 
 
 def test_an_engine_that_restores_is_not_compared(daemon: SidecarProcess) -> None:
